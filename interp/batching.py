@@ -173,7 +173,7 @@ class BatchContext:
     @cached_property
     def lengths(self) -> "Lengths | None":
         """The model's counts of tokens; None where there are none to count."""
-        if getattr(self._model, "layout", None) is None:
+        if getattr(self._model, "module_map", None) is None:
             return None
         from interp.prompt_length import Lengths
 
@@ -332,7 +332,13 @@ class BatchContext:
             return None
         self._kept.loops += 1
         described = [
-            [p.key, p.text, p.system, None if p.image is None else p.image.size, *filter(None, [p.begun, _turns(p)])]
+            [
+                p.key,
+                p.text,
+                p.system,
+                None if p.image is None else p.image.size,
+                *filter(None, [p.answer_prefix, _turns(p)]),
+            ]
             for p in prompts
         ]
         digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [name])]).encode()).hexdigest()[:12]

@@ -12,8 +12,8 @@ from transformers import BatchFeature
 from interp.errors import UserError
 from interp.families import PER_TOKEN, encode_pieces
 from interp.generation import appended
-from interp.layout import layout_for
 from interp.margin import AnswerIds, answer_ids
+from interp.module_map import module_map_of
 from interp.output_head import native_head
 from interp.pictures import PictureRefused
 from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
@@ -38,8 +38,8 @@ class Encoder:
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.processor = processor
-        self.layout = layout_for(self.model)
-        self.name = name or self.layout.model_type
+        self.module_map = module_map_of(self.model)
+        self.name = name or self.module_map.model_type
         self.revision = revision
         self.refused: Mapping[str, str] = {}
         self.thinking: Mapping[str, str] | None = None
@@ -73,15 +73,15 @@ class Encoder:
         if getattr(self.model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
             return self.model.device
         embeddings = self.model.get_input_embeddings()
-        place = embeddings.weight.device
-        return torch.device(embeddings._hf_hook.execution_device) if place.type == "meta" else place
+        position = embeddings.weight.device
+        return torch.device(embeddings._hf_hook.execution_device) if position.type == "meta" else position
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self.model.dtype
 
-    def first_tokens(self, one: str, other: str) -> AnswerIds:
+    def first_tokens(self, first: str, other: str) -> AnswerIds:
         """The first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
 
         Raises:
@@ -89,7 +89,7 @@ class Encoder:
         """
         # With an image, because some templates write its placeholder in any case.
         probe = Prompt("?", Image.new("RGB", (1, 1)))
-        return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(one, other))
+        return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(first, other))
 
     @property
     def rounded(self) -> str:
@@ -99,7 +99,7 @@ class Encoder:
     @property
     def speaker(self) -> Any:
         """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
-        return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
+        return self.model.get_submodule(self.module_map.lm_head.rpartition(".")[0])
 
     @property
     def preprocessing(self) -> str:
@@ -115,14 +115,14 @@ class Encoder:
         named = [str(self.thinking)] if self.thinking else []
         return [self.name, str(self.revision), self.preprocessing, str(self.dtype), *named]
 
-    def other_than(self, known: Mapping[str, Any]) -> str:
-        """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``known``; "" if nothing.
+    def other_than(self, earlier: Mapping[str, Any]) -> str:
+        """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``earlier``; "" if nothing.
 
         What was recorded without preprocessing, or under another version of transformers, is compared by its weights.
         """
-        if known.get("revision") != self.revision:
-            return f"its weights ({known.get('revision')}, here {self.revision})"
-        if is_other(before := known.get("preprocessing"), self.preprocessing):
+        if earlier.get("revision") != self.revision:
+            return f"its weights ({earlier.get('revision')}, here {self.revision})"
+        if is_other(before := earlier.get("preprocessing"), self.preprocessing):
             return f"its configuration, processor, chat template or tokenizer ({before}, here {self.preprocessing})"
         return ""
 
@@ -153,8 +153,8 @@ class Encoder:
             return set()
         behind = behind.lstrip() if mark else ""  # some leave answers out
         specials = {content: token for token, content in self._specials().items()}
-        found = max((content for content in specials if behind.startswith(content)), key=len, default="")
-        return {specials[found]} if found else set()
+        result = max((content for content in specials if behind.startswith(content)), key=len, default="")
+        return {specials[result]} if result else set()
 
     def _specials(self) -> dict[int, str]:
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
@@ -166,7 +166,7 @@ class Encoder:
         Raises:
             UserError: as ``interp.prompt.render``; or the chat template ends it with an end token.
         """
-        text = render(self.processor, prompt, layout=self.layout, name=self.name)
+        text = render(self.processor, prompt, module_map=self.module_map, name=self.name)
         if end := next((end for end in self._ends if text.rstrip().endswith(end)), ""):
             raise UserError(
                 f"the chat template of {self.name} ends a prompt with the end token {end!r}, behind which a model "
@@ -197,17 +197,17 @@ class Encoder:
         """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
         cache = self.prefill_cache
         batch = self._processed(prompts) if cache is None else cache.encoded(prompts, self._processed)
-        if not any(prompt.begun for prompt in prompts):
+        if not any(prompt.answer_prefix for prompt in prompts):
             return batch
-        tails, pad = [self.answer_prefix(prompt) for prompt in prompts], self.tokenizer.pad_token_id
+        tails, pad = [self.prefix_tokens(prompt) for prompt in prompts], self.tokenizer.pad_token_id
         return BatchFeature(appended(batch, tails, pad=pad, side="left", kind=self.answer_kind))
 
-    def answer_prefix(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens that the answer begins with (``Prompt.begun``), its texts divided as after the prompt."""
-        if not any(isinstance(part, str) for part in prompt.begun):
-            return tuple(part for part in prompt.begun if not isinstance(part, str))
+    def prefix_tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the tokens that the answer begins with (``Prompt.answer_prefix``)."""
+        if not any(isinstance(part, str) for part in prompt.answer_prefix):
+            return tuple(part for part in prompt.answer_prefix if not isinstance(part, str))
         ids: list[int] = []
-        for part in prompt.begun:
+        for part in prompt.answer_prefix:
             ids += self._continuing(self.render(prompt), part) if isinstance(part, str) else [part]
         return tuple(ids)
 
@@ -219,7 +219,7 @@ class Encoder:
     @property
     def answer_kind(self) -> int:
         """The token type of an answer: 1 for PaliGemma, whose prompt (type 0) has bidirectional attention."""
-        return int(self.layout.model_type == "paligemma")
+        return int(self.module_map.model_type == "paligemma")
 
     def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """The processor's outputs."""
@@ -234,7 +234,7 @@ class Encoder:
                 "ask those without an image in a batch of their own"
             )
         numbers = sorted(set(map(len, images)))
-        if self.layout.crossing_layers and len(numbers) > 1:  # words before a picture see the padding
+        if self.module_map.crossing_layers and len(numbers) > 1:  # words before a picture see the padding
             raise UserError(
                 f"prompts with {' and '.join(map(str, numbers))} images in one batch of {self.name} would change each "
                 "other; ask prompts with as many images together (vlm.batches does)"
@@ -265,7 +265,7 @@ class Encoder:
 
     def _made(self, texts: list[str], images: list[list[Image.Image]], **options: Any) -> BatchFeature:
         """Return the processor's outputs, without the tokens that the tokenizer puts behind every text."""
-        if self.layout.prompt == "pieces":
+        if self.module_map.prompt == "pieces":
             return encode_pieces(self.processor, texts, images, name=self.name)
         pictured = any(images)
         process = self.processor if pictured else self._without_images
@@ -288,10 +288,10 @@ class Encoder:
 
         They are taken off: a model that finds the end of a text behind a prompt begins another one.
         """
-        bare, whole = (self.tokenizer("a", add_special_tokens=given)["input_ids"] for given in (False, True))
-        for start in range(len(whole) - len(bare) + 1):
-            if whole[start : start + len(bare)] == bare:
-                return len(whole) - start - len(bare)
+        bare, full = (self.tokenizer("a", add_special_tokens=given)["input_ids"] for given in (False, True))
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                return len(full) - start - len(bare)
         return 0
 
     def _check_pictures(self, images: Sequence[Sequence[Image.Image]], error: Exception) -> None:

@@ -1,7 +1,7 @@
 """What a model does not say of itself, by family: how image tokens lie in the picture, cross-attention, caveats.
 
-Everything else of a model is read from it (``interp.layout``). ``FACTS`` is keyed by ``model_type``. A family that is
-not in it works, but for maps over the picture if its processor does not say how image tokens lie.
+Everything else of a model is read from it (``interp.module_map``). ``FACTS`` is keyed by ``model_type``. A family that
+is not in it works, but for maps over the picture if its processor does not say how image tokens lie.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         "note": "pictures are read by cross-attention layers of their own, which have no self-attention",
     },
 }
-"""Fields of ``interp.layout.Layout`` that cannot be read from a model. ``crossing_layers`` is the text config's
+"""Fields of ``interp.module_map.ModuleMap`` that cannot be read from a model. ``crossing_layers`` is the text config's
 attribute that lists which layers attend to the picture and have no self-attention; ``crossing_blocks`` the path of
 blocks that do so between the layers. ``prompt`` is ``"pieces"`` if the processor does not accept rendered text
 (``encode_pieces``). ``lower_case`` is whether the family was tuned to answer "yes" and "no". ``along`` are inputs with

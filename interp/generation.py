@@ -81,26 +81,26 @@ class Generation:
                 "none to look at; set max_new_tokens higher"
             )
         return [
-            replace(prompt, begun=(*prompt.begun, *ids[:step]))
+            replace(prompt, answer_prefix=(*prompt.answer_prefix, *ids[:step]))
             for prompt, step, ids in zip(prompts, self.verdict_steps, self.token_ids, strict=True)
         ]
 
     def take(self, rows: Sequence[int]) -> "Generation":
         """Return the answers of these rows, in this order."""
-        taken: dict[str, Any] = {
+        used: dict[str, Any] = {
             name: value[list(rows)] if isinstance(value, Tensor) else [value[row] for row in rows]
             for name, value in vars(self).items()
             if isinstance(value, list | Tensor)
         }
-        return replace(self, **taken)
+        return replace(self, **used)
 
     def with_rows(self, rows: Sequence[int], others: "Generation") -> "Generation":
         """These answers, with ``others`` in place of those in ``rows``; what either lacks stays as it is."""
         changed: dict[str, Any] = {}
-        for name, own in vars(self).items():
+        for name, current in vars(self).items():
             other = getattr(others, name)
-            if name != "steps" and isinstance(own, list | Tensor) and other is not None:
-                changed[name] = list(own) if isinstance(own, list) else own.clone()
+            if name != "steps" and isinstance(current, list | Tensor) and other is not None:
+                changed[name] = list(current) if isinstance(current, list) else current.clone()
                 for row, value in zip(rows, other, strict=True):
                     changed[name][row] = value
         return replace(self, **changed)
@@ -153,8 +153,8 @@ def special_tokens_alone(*speakers: Any) -> Iterator[None]:
     """
     before = [speaker.generation_config for speaker in speakers]
     for speaker, config in zip(speakers, before, strict=True):
-        kept = {name: getattr(config, name, None) for name in SPECIAL_TOKENS}
-        speaker.generation_config = GenerationConfig(**kept)
+        saved = {name: getattr(config, name, None) for name in SPECIAL_TOKENS}
+        speaker.generation_config = GenerationConfig(**saved)
     try:
         yield
     finally:
@@ -188,9 +188,9 @@ def appended(
         if name not in batch:
             continue
         rows = []
-        for row, kept, tail in zip(batch[name], mask, tails, strict=True):
+        for row, saved, tail in zip(batch[name], mask, tails, strict=True):
             new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
-            rows.append(torch.cat([row[kept], row.new_tensor(new)]))
+            rows.append(torch.cat([row[saved], row.new_tensor(new)]))
         grown[name] = _padded(rows, fill, side)
     for name in sorted(PER_TOKEN & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
         rows = [

@@ -61,18 +61,18 @@ def verdict_position(tokenizer: Any, ids: Sequence[int], answers: AnswerIds, *, 
     that begins with its verdict; with ``opening`` the latter before the former. Markup may stand around it.
     """
 
-    def text(some: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(some), skip_special_tokens=True))
+    def text(batch: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(batch), skip_special_tokens=True))
 
     either = {token for spellings in answers for token in spellings}
-    said = [place for place, token in enumerate(ids) if token in either]
-    if not said:
+    sentence = [place for place, token in enumerate(ids) if token in either]
+    if not sentence:
         return None
-    begins = bool(_BEFORE.fullmatch(text(ids[: said[0]])) and _OPENING.match(text(ids[said[0] :])))
-    ends = bool(_CLOSING.fullmatch(text(ids[said[-1] :])))
+    begins = bool(_BEFORE.fullmatch(text(ids[: sentence[0]])) and _OPENING.match(text(ids[sentence[0] :])))
+    ends = bool(_CLOSING.fullmatch(text(ids[sentence[-1] :])))
     if begins and (opening or not ends):
-        return said[0]
-    return said[-1] if ends else None
+        return sentence[0]
+    return sentence[-1] if ends else None
 
 
 def answer_ids(
@@ -91,25 +91,25 @@ def answer_ids(
         UserError: no first token distinguishes Yes from No.
     """
     yes, no = (_first_tokens(tokenizer, rendered, (word, f" {word}")) for word in words)
-    found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
-    if not (found.yes and found.no):
+    result = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
+    if not (result.yes and result.no):
         raise UserError(
             f"the tokenizer of {name} has no first token that tells {words[0]} from {words[1]} ({words[0]}: {yes}, "
             f"{words[1]}: {no}); margins need one; choose a checkpoint whose vocabulary holds both words"
         )
-    return found
+    return result
 
 
 def _first_tokens(tokenizer: Any, rendered: str, spellings: tuple[str, ...]) -> list[int]:
-    found = []
+    result = []
     for prompt in (rendered, rendered.rstrip(" ")):
         before = _encode(tokenizer, prompt)
         for spelling in spellings:
             after = _encode(tokenizer, prompt + spelling)
             answer = after[len(before) :]
             if after[: len(before)] == before and answer and tokenizer.unk_token_id not in answer:
-                found.append(answer[0])
-    return list(dict.fromkeys(found))
+                result.append(answer[0])
+    return list(dict.fromkeys(result))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
@@ -159,9 +159,9 @@ class AnswerScores:
         scores = torch.stack([self._steps[step] for step in present])
         scores = scores[[present.index(wanted[row] or 0) for row in chosen], :, chosen].transpose(0, 1).float()
         margins = margin_of(scores[..., : self._yes], scores[..., self._yes :])
-        found = torch.full((len(scores), rows), torch.nan)
-        found[:, chosen] = margins.where(scores.isfinite().all(-1), torch.nan).cpu()
-        return found
+        result = torch.full((len(scores), rows), torch.nan)
+        result[:, chosen] = margins.where(scores.isfinite().all(-1), torch.nan).cpu()
+        return result
 
 
 class VerdictScores:
@@ -174,27 +174,27 @@ class VerdictScores:
 
     def __init__(
         self,
-        own: Sequence[LogitsProcessor],
+        current: Sequence[LogitsProcessor],
         answers: tuple[Sequence[int], Sequence[int]],
         options: Mapping[str, Any],
         *,
         every: bool = False,
     ) -> None:
-        own = list(own)
-        chosen = len(own)  # behind these the token is only drawn
-        while chosen and _draws(own[chosen - 1]):
+        current = list(current)
+        chosen = len(current)  # behind these the token is only drawn
+        while chosen and _draws(current[chosen - 1]):
             chosen -= 1
         moved = chosen  # behind these the margin is only shifted
-        while moved and getattr(own[moved - 1], "shifts_margin", False):
+        while moved and getattr(current[moved - 1], "shifts_margin", False):
             moved -= 1
-        self._plain = _Tap(own[:moved], AnswerScores(answers, every=every))
-        self._final = _Tap(own[:chosen], AnswerScores(answers, every=every)) if chosen > moved else self._plain
+        self._plain = _Tap(current[:moved], AnswerScores(answers, every=every))
+        self._final = _Tap(current[:chosen], AnswerScores(answers, every=every)) if chosen > moved else self._plain
         self._models = _Tap([], AnswerScores(answers, every=False)) if moved else self._plain
         first = [] if self._models is self._plain else [self._models]
-        taps = [self._plain] if self._final is self._plain else [self._plain, *own[moved:chosen], self._final]
-        self.processors = LogitsProcessorList([*first, *own[:moved], *taps, *own[chosen:]])
+        taps = [self._plain] if self._final is self._plain else [self._plain, *current[moved:chosen], self._final]
+        self.processors = LogitsProcessorList([*first, *current[:moved], *taps, *current[chosen:]])
         self._seen = not any(options.get(name) for name in UNSEEN)
-        self.sampled = bool(options.get("do_sample")) or any(getattr(one, "sampled", False) for one in own)
+        self.sampled = bool(options.get("do_sample")) or any(getattr(one, "sampled", False) for one in current)
 
     @property
     def ran(self) -> bool:
@@ -207,7 +207,7 @@ class VerdictScores:
         Raises:
             UserError: they are not.
         """
-        scores = self._models.kept.first
+        scores = self._models.saved.first
         if scores is None or not bool((scores.isnan() | scores.isposinf()).any()):
             return
         kind = "NaN" if bool(scores.isnan().any()) else "infinite"
@@ -229,14 +229,14 @@ class VerdictScores:
         uncut_scores(tap.before)  # a contrast raises here what it found in the last step
         if not self._seen or any(getattr(processor, "unscored", "") for processor in tap.before):
             return torch.full((rows,), torch.nan)
-        return tap.kept.margins(rows, steps)[0]
+        return tap.saved.margins(rows, steps)[0]
 
 
 class _Tap(LogitsProcessor):
     """Keeps scores after the processors ``before``, without the last one's mask; changes nothing."""
 
-    def __init__(self, before: Sequence[LogitsProcessor], kept: AnswerScores) -> None:
-        self.before, self.kept, self.called = before, kept, False
+    def __init__(self, before: Sequence[LogitsProcessor], saved: AnswerScores) -> None:
+        self.before, self.saved, self.called = before, saved, False
         self._prompt = 0  # columns, padding included
 
     def __call__(
@@ -246,8 +246,8 @@ class _Tap(LogitsProcessor):
         if not self.called:
             self.called, self._prompt = True, input_ids.shape[1]
         step = input_ids.shape[1] - self._prompt
-        if (not step or self.kept.every) and (uncut := uncut_scores(self.before, scores)) is not None:
-            self.kept.add(step, uncut)
+        if (not step or self.saved.every) and (uncut := uncut_scores(self.before, scores)) is not None:
+            self.saved.add(step, uncut)
         return scores
 
 

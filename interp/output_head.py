@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.device_copies import to_device
-from interp.layout import layout_for
+from interp.module_map import module_map_of
 
 FEW = 16  # rows: from here on either way of a product takes about as long
 PROBES, SAMPLED = 4, 256  # hidden states and rows of the head that are compared with the native logits
@@ -90,7 +90,7 @@ _SAID: "WeakKeyDictionary[nn.Module, tuple[list[ref[Tensor]], str | None]]" = We
 def _head_of(model: Any) -> tuple[Any, torch.dtype]:
     """Return the head, and the type that it computes in: the model's type if its weights are packed."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head = layout_for(model).module(model, "lm_head")
+    head = module_map_of(model).module(model, "lm_head")
     weight = getattr(head, "weight", None)
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.dtype.itemsize > 1:
         return head, weight.dtype

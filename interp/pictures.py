@@ -15,9 +15,9 @@ ORIENTATION = 0x0112  # the EXIF tag
 class PictureRefused(UserError):
     """A picture that a model's processor cannot take; ``place`` is its prompt's in the batch."""
 
-    def __init__(self, message: str, place: int) -> None:
+    def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.place = place
+        self.place = position
 
 
 def as_seen(image: Image.Image) -> Image.Image:

@@ -16,7 +16,7 @@ from interp.messages import Message, read, seen, with_images
 from interp.pictures import pixels
 
 if TYPE_CHECKING:
-    from interp.layout import Layout
+    from interp.module_map import ModuleMap
 
 MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3.2's own template falls back on
@@ -52,10 +52,10 @@ class Prompt:
     the beginning of the answer. Messages that are one text after one picture are the same prompt as text and picture.
     Pictures are kept as a model sees them (``interp.pictures.as_seen``).
 
-    ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
-    ``request`` is the part of ``text`` that is asked about, without the question around it, and ``shows`` a sentence of
-    what the picture shows; both "" where they are not known. No model is told of them unless a method does so.
-    ``begun`` is the beginning of the answer, such as a thought: tokens, or texts that the model's tokenizer divides.
+    ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed. ``request`` is the part of
+    ``text`` that is asked about, without the question around it, and ``shows`` a sentence of what the picture shows;
+    both "" where they are not known. No model is told of them unless a method does so. ``answer_prefix`` is the
+    beginning of the answer, such as a thought: tokens, or texts that the model's tokenizer divides.
 
     ``dataclasses.replace`` changes the text, the system text and a single picture of a conversation too.
 
@@ -70,7 +70,7 @@ class Prompt:
     key: str = ""
     request: str = ""
     shows: str = ""
-    begun: tuple[int | str, ...] = ()
+    answer_prefix: tuple[int | str, ...] = ()
     messages: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Prompt:
         if conversation.system is not None:
             object.__setattr__(self, "system", conversation.system)
         if conversation.answer:
-            object.__setattr__(self, "begun", (conversation.answer, *self.begun))
+            object.__setattr__(self, "answer_prefix", (conversation.answer, *self.answer_prefix))
         self._set(conversation.turns)
 
     def _set(self, turns: tuple[Message, ...]) -> None:
@@ -176,7 +176,7 @@ def inverted(prompt: Prompt) -> Prompt:
     return prompt.with_images(ImageOps.invert)
 
 
-def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> str:
+def render(processor: Any, prompt: Prompt, *, module_map: "ModuleMap", name: str) -> str:
     """Renders the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
 
     Today is ``TODAY`` for a template that asks. A template that wants the system text as a string gets one.
@@ -185,7 +185,7 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
         UserError: the processor has no chat template, the template rejects or drops the system prompt, or placeholders
             and images differ in number (the question itself may contain a placeholder).
     """
-    check_chat_template(processor, name, model_type=layout.model_type)
+    check_chat_template(processor, name, model_type=module_map.model_type)
     if still_open := [number for number, turn in enumerate(prompt.turns, 1) if not turn.parts]:
         raise UserError(
             f"turn {still_open[0]} of {len(prompt.turns)} has no answer yet; the default task asks the "
@@ -221,7 +221,7 @@ def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> st
                 f"{len(prompt.turns)} ({turn.role}); it takes fewer turns; ask single questions, or set "
                 "model.chat_template"
             )
-    _check_placeholders(text, processor, images=len(prompt.images), layout=layout, name=name)
+    _check_placeholders(text, processor, images=len(prompt.images), module_map=module_map, name=name)
     return text
 
 
@@ -254,8 +254,8 @@ def check_chat_template(processor: Any, name: str, *, model_type: str, path: str
         return
     way = "set model.chat_template (in Python: processor.chat_template) to a Jinja template, as in the model card"
     if (preset := PRESETS.get(model_type)) is not None:
-        own = f"model={preset} model.path={path or 'FOLDER'}"
-        way = f"{own} has one for this family ({model_type}); or {way}"
+        current = f"model={preset} model.path={path or 'FOLDER'}"
+        way = f"{current} has one for this family ({model_type}); or {way}"
     raise UserError(f"the processor of {name} has no chat template; prompts are rendered through one; {way}")
 
 
@@ -287,17 +287,17 @@ def _literal(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layout", name: str) -> None:
+def _check_placeholders(text: str, processor: Any, *, images: int, module_map: "ModuleMap", name: str) -> None:
     token = getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
     if token is None:
         return
     count = text.count(str(token))
-    if images > 1 and (count < images or layout.geometry == "queries"):
+    if images > 1 and (count < images or module_map.geometry == "queries"):
         raise UserError(
             f"{images} images in a prompt of {name}, which takes {'one' if count < 2 else count} there: "
             f"its chat template or processor leaves the others out; ask about fewer images, or take another model"
         )
-    if count == 0 and layout.geometry == "queries":
+    if count == 0 and module_map.geometry == "queries":
         return  # InstructBLIP's processor prepends the image tokens itself
     if count != images:
         raise UserError(

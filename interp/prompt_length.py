@@ -33,7 +33,7 @@ class Lengths:
         self._read({key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._texts})
         for size in dict.fromkeys(size for row in sizes for size in row):
             self._count_picture(size)
-        prefixes = [self.vlm.answer_prefix(prompt) if prompt.begun else () for prompt in prompts]
+        prefixes = [self.vlm.prefix_tokens(prompt) if prompt.answer_prefix else () for prompt in prompts]
         return [
             self._texts[key] + sum(self._pictures[size] for size in row) + len(prefix)
             for key, row, prefix in zip(keys, sizes, prefixes, strict=True)

@@ -61,7 +61,7 @@ class Reference:
         twice, rounding = self.logits(self.vlm.encode(self.prompts[:1] * 2)), 0.0
         noise = relative_error(twice[:1], self.single[0][:1])
         if self.vlm.dtype != torch.float32:
-            with switched(self.vlm.layout.module(self.model, "language_model"), "eager"):
+            with switched(self.vlm.module_map.module(self.model, "language_model"), "eager"):
                 rounding = relative_error(self.each(self.prompts[:1]), self.single[0][:1])
         return max(BOUNDS[self.vlm.dtype], NOISES * noise, min(MOST, KERNELS * rounding))
 

@@ -29,11 +29,11 @@ SEPARATES_FOR_TOOLS, COVERS_FOR_TOOLS = 0.70, 0.50
 
 
 class Opening(NamedTuple):
-    """A beginning of refusals. ``refused`` of ``begun`` answers that begin so are refusals."""
+    """A beginning of refusals. ``refused`` of ``answers`` answers that begin so are refusals."""
 
     tokens: Tokens
     refused: int
-    begun: int
+    answers: int
 
 
 def covers(openings: Sequence[Tokens], answer: Sequence[int]) -> bool:
@@ -58,9 +58,9 @@ def learn(answers: Sequence[Sequence[int]], refused: Sequence[bool], kind: Kind 
         return []
     rate = len(refusals) / len(answers)
     if kind == "first tokens" or rate > NEARLY_ALWAYS:
-        begun = Counter(answer[0] for answer in answers if len(answer))
+        beginnings = Counter(answer[0] for answer in answers if len(answer))
         first = Counter(answer[0] for answer in refusals)
-        return [Opening((token,), count, begun[token]) for token, count in first.most_common(MOST)]
+        return [Opening((token,), count, beginnings[token]) for token, count in first.most_common(MOST)]
     begins, refusing = Counter[Tokens](), Counter[Tokens]()
     for answer, flag in zip(answers, refused, strict=True):
         for length in range(SHORTEST, min(LONGEST, len(answer)) + 1):

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.layout import Layout
+from interp.module_map import ModuleMap
 from interp.trace import bare, is_empty, run_words
 
 FITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -42,7 +42,7 @@ _AFTER: "WeakKeyDictionary[Any, tuple[float | None, AfterHead | None]]" = WeakKe
 _ENDS: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 
 
-def after_head(model: Any, layout: Layout) -> AfterHead:
+def after_head(model: Any, module_map: ModuleMap) -> AfterHead:
     """Return what ``model`` does to its logits after the head, fitted once on one forward of a few words.
 
     If the model has no values or does not run on words, the soft cap of its config is used.
@@ -52,24 +52,26 @@ def after_head(model: Any, layout: Layout) -> AfterHead:
     """
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     if model not in _AFTER or _AFTER[model][0] != cap:
-        runs = not is_empty(model) and layout.lm_head and layout.prompt == "text" and not layout.unread
-        _AFTER[model] = cap, _fitted(model, layout, cap) if runs else AfterHead(cap=cap)
+        runs = not is_empty(model) and module_map.lm_head and module_map.prompt == "text" and not module_map.unread
+        _AFTER[model] = cap, _fitted(model, module_map, cap) if runs else AfterHead(cap=cap)
     after = _AFTER[model][1]
     if after is None:
         raise UserError(
-            f"the logits of '{layout.model_type}' are neither those of its head nor these times a number; norm and "
+            f"the logits of '{module_map.model_type}' are neither those of its head nor these times a number; norm and "
             "head cannot read what a state would say; use patch, which runs the model"
         )
     return after
 
 
-def _fitted(model: Any, layout: Layout, cap: float | None) -> AfterHead | None:
+def _fitted(model: Any, module_map: ModuleMap, cap: float | None) -> AfterHead | None:
     head: list[Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(bare(model))
-        hook = layout.module(model, "lm_head").register_forward_hook(lambda module, args, output: head.append(output))
+        hook = module_map.module(model, "lm_head").register_forward_hook(
+            lambda module, args, output: head.append(output)
+        )
         stack.callback(hook.remove)
-        y = run_words(model, layout.lm_head).logits[:, -1].float()
+        y = run_words(model, module_map.lm_head).logits[:, -1].float()
     x = head[0][:, -1].to(y.device).float()
     square = (x * x).sum().clamp(min=1e-12)
     ways = [AfterHead(1.0, cap), AfterHead(), AfterHead(float((x * y).sum() / square))]
@@ -84,12 +86,12 @@ def sublayer_factor(model: Any) -> float:
     return float(getattr(model.config.get_text_config(), "residual_multiplier", None) or 1.0)
 
 
-def picture_ends(model: Any, layout: Layout, forward: Callable[[], object]) -> int:
+def picture_ends(model: Any, module_map: ModuleMap, forward: Callable[[], object]) -> int:
     """Return the first state of the residual stream after which no picture is added again (DeepStack); mostly 0.
 
     ``forward`` runs a prompt with a picture. Measured once a model: does each layer take its predecessor's output?
     """
-    if is_empty(model) or layout.cross_attended:
+    if is_empty(model) or module_map.cross_attended:
         return 0
     if model not in _ENDS:
         changed, before = [0], dict[str, Tensor]()
@@ -103,7 +105,7 @@ def picture_ends(model: Any, layout: Layout, forward: Callable[[], object]) -> i
             before["out"] = output[0] if isinstance(output, tuple) else output
 
         with ExitStack() as stack:
-            for i, layer in enumerate(layout.module(model, "layers")):
+            for i, layer in enumerate(module_map.module(model, "layers")):
                 stack.callback(layer.register_forward_pre_hook(partial(compare, i), with_kwargs=True).remove)
                 stack.callback(layer.register_forward_hook(keep).remove)
             forward()

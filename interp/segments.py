@@ -9,7 +9,7 @@ A token belongs to the first of these that fits:
 ``earlier``   the text of an earlier turn of a conversation;
 ``system``    the prompt's system text (a template's default system text counts as template);
 ``template``  everything else: roles, delimiters;
-``generated`` everything after the prompt, an answer that has begun (``Prompt.begun``) included.
+``generated`` everything after the prompt, an answer that has begun (``Prompt.answer_prefix``) included.
 
 Families that read the picture by cross-attention have no image tokens: a placeholder in the sequence is ``template``,
 and asking for the image's columns is an error.
@@ -101,8 +101,8 @@ class RowSegments:
         if segment.startswith("image") and self.imageless:
             raise UserError(self.imageless)
         if segment not in (labels if labels is self.parts else CODES):
-            known = (*CODES, *GROUPS, *(part for part in dict.fromkeys(self.parts) if PART.fullmatch(part)))
-            raise UserError(f"no segment '{segment}'; known: {', '.join(known)}")
+            earlier = (*CODES, *GROUPS, *(part for part in dict.fromkeys(self.parts) if PART.fullmatch(part)))
+            raise UserError(f"no segment '{segment}'; known: {', '.join(earlier)}")
         return [column for column, label in enumerate(labels) if label == segment]
 
 
@@ -183,7 +183,7 @@ def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any])
         raise UserError(
             "these inputs are padded on the right; the last column must be each prompt's own; use vlm.encode"
         )
-    image_id = None if vlm.layout.cross_attended else vlm.layout.image_token_id(vlm.model.config)
+    image_id = None if vlm.module_map.cross_attended else vlm.module_map.image_token_id(vlm.model.config)
     counts = [len(prompt.images) for prompt in prompts]
     return Segments(
         tuple(
@@ -202,7 +202,7 @@ def _row(
     encoded: Mapping[str, Any],
     index: tuple[int, int],
 ) -> RowSegments:
-    prefix = vlm.answer_prefix(prompt)
+    prefix = vlm.prefix_tokens(prompt)
     end = len(ids) - len(prefix)
     image = [c for c, token in enumerate(ids) if mask[c] and token == image_id]
     text = [c for c, token in enumerate(ids[:end]) if mask[c] and token != image_id]
@@ -243,7 +243,7 @@ def _by_picture(vlm: "VLM", prompt: "Prompt", columns: list[int]) -> list[list[i
     images = prompt.images
     if len(images) <= 1 or not columns:
         return [columns] * len(images)
-    counts, image_id = _COUNTS.setdefault(vlm, {}), vlm.layout.image_token_id(vlm.model.config)
+    counts, image_id = _COUNTS.setdefault(vlm, {}), vlm.module_map.image_token_id(vlm.model.config)
     for size in {image.size for image in images} - set(counts):
         ids = vlm.inputs([Prompt("?", Image.new("RGB", size))])["input_ids"]
         counts[size] = int((ids == image_id).sum())
@@ -258,16 +258,16 @@ def _by_picture(vlm: "VLM", prompt: "Prompt", columns: list[int]) -> list[list[i
 
 def _imageless(vlm: "VLM") -> str:
     try:
-        vlm.layout.require_image_tokens(vlm.name)
+        vlm.module_map.require_image_tokens(vlm.name)
     except UserError as error:
         return str(error)
     return ""
 
 
-def _words(rendered: str, place: Span | None, spans: Mapping[int, Span | None], name: str) -> tuple[Word, ...]:
+def _words(rendered: str, position: Span | None, spans: Mapping[int, Span | None], name: str) -> tuple[Word, ...]:
     """The words of the question, in order."""
     words = []
-    for match in WORD.finditer(rendered, *place) if place else ():
+    for match in WORD.finditer(rendered, *position) if position else ():
         columns = tuple(column for column, span in spans.items() if overlaps(span, match.span()))
         if not columns:
             raise UserError(
@@ -299,7 +299,7 @@ def _grids(
         tokens = ImageTokens(columns, ids, first + number, total, image.size, encoded, config, processor)
         grids += [
             replace(grid, name=f"{grid.name}:{number + 1}") if number else grid
-            for grid in GRIDS[vlm.layout.geometry](tokens)
+            for grid in GRIDS[vlm.module_map.geometry](tokens)
         ]
     return tuple(grids)
 
@@ -317,7 +317,7 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
         for part, text in enumerate(turn.parts):
             if isinstance(text, str) and text.strip():
                 marked.append((f"{turn.role}:{numbers[turn.role]}", prompt.with_part(index, part, MARK)))
-    found: dict[str, list[Span]] = {}
+    result: dict[str, list[Span]] = {}
     for name, other in marked:
         pieces = render(other).split(MARK)
         times, around = len(pieces) - 1, sum(map(len, pieces))
@@ -330,8 +330,8 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
             start += length
         markers = {rendered[slice(*span)] for span in spans}
         if len(markers) == 1 and markers.pop().join(pieces) == rendered:
-            found[name] = [*found.get(name, ()), *spans]
-    return found
+            result[name] = [*result.get(name, ()), *spans]
+    return result
 
 
 def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
@@ -343,10 +343,10 @@ def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span 
     spans: list[Span | None] = [None] * len(ids)
     if not getattr(tokenizer, "is_fast", False):
         return spans
-    own = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
-    for block in SequenceMatcher(None, own["input_ids"], ids, autojunk=False).get_matching_blocks():
+    current = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
+    for block in SequenceMatcher(None, current["input_ids"], ids, autojunk=False).get_matching_blocks():
         for i in range(block.size):
-            start, stop = own["offset_mapping"][block.a + i]
+            start, stop = current["offset_mapping"][block.a + i]
             spans[block.b + i] = (start, stop)
     return spans
 

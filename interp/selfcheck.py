@@ -122,7 +122,9 @@ def _thought(vlm: "VLM", rendered: str, properties: dict[str, str]) -> str:
     ids, thoughts = partial(vlm.tokenizer, add_special_tokens=False), vlm.thoughts
     opening, closing = thoughts.tokens(rendered)
     before = [*opening, *ids("It is a bug.")["input_ids"], *closing]
-    split = thoughts.apart([[*before, *ids("Yes.")["input_ids"]]], opened=thoughts.opened(rendered))
+    split = thoughts.split_rows(
+        [[*before, *ids("Yes.")["input_ids"]]], starts_thought=thoughts.starts_thought(rendered)
+    )
     start, end = (vlm.tokenizer.decode(list(mark)) for mark in (opening, closing))
     how = "one token" if thoughts.by_token else "text, not one token"
     properties["thinks"] = f"from {start or 'the beginning: the template opens it'} to {end} ({how})"
@@ -190,7 +192,7 @@ class _Checks(Reference):
         vlm, processor, prompt = self.vlm, self.vlm.processor, self.prompts[0]
         options: dict[str, Any] = {"return_tensors": "pt"}
         ours, text = vlm.encode([prompt]), vlm.render(prompt)
-        if vlm.layout.prompt == "pieces":  # IDEFICS' processor adds the placeholder and its frame
+        if vlm.module_map.prompt == "pieces":  # IDEFICS' processor adds the placeholder and its frame
             before, after = re.split("(?:<fake_token_around_image>)?<image>(?:<fake_token_around_image>)?", text)
             pieces = [before.removeprefix(vlm.tokenizer.bos_token), prompt.image, after]
             theirs = processor(text=[pieces], add_end_of_utterance_token=False, **options)
@@ -257,10 +259,10 @@ class _Checks(Reference):
 
     def _image_tokens(self) -> None:
         """The columns of the first layer's input that change with the picture are image tokens."""
-        layout = self.vlm.layout
-        if layout.cross_attended:
+        module_map = self.vlm.module_map
+        if module_map.cross_attended:
             raise _Stop("not applicable", "pictures are read by cross-attention")
-        image_token, first = layout.image_token_id(self.model.config), layout.module(self.model, "layers")[0]
+        image_token, first = module_map.image_token_id(self.model.config), module_map.module(self.model, "layers")[0]
         x, y = (self.states(encoded, {0: first})["into", 0].float() for encoded in self.both)
         image = (self.both[0]["input_ids"] == image_token) & self.both[0]["attention_mask"].bool()
         moved = ((x - y).norm(dim=-1) > 1e-6 * x.norm(dim=-1)).to(image.device)
@@ -277,10 +279,10 @@ class _Checks(Reference):
     def _through(self) -> None:
         """All states after the last addition of a picture, put in another prompt's place, give its logits."""
         vlm, states, other = self.vlm, dict[int, Tensor](), self.vlm.encode(self.others[:1])
-        if vlm.layout.cross_attended:
+        if vlm.module_map.cross_attended:
             self.properties["crossing"] = "pictures are read by cross-attention, which patches and cuts leave open"
             raise _Stop("not applicable", "pictures are read by cross-attention")
-        if ends := picture_ends(self.model, vlm.layout, lambda: self.logits(other)):
+        if ends := picture_ends(self.model, vlm.module_map, lambda: self.logits(other)):
             early = "the picture is added again in early layers (DeepStack): patching an image token means something"
             self.properties["deepstack"] = f"{early} from residual layer {ends} on"
 
@@ -297,12 +299,12 @@ class _Checks(Reference):
 
     def _additive(self) -> None:
         """Each layer's output is its input and what its sublayers add."""
-        layout, factor = self.vlm.layout, sublayer_factor(self.model)
+        module_map, factor = self.vlm.module_map, sublayer_factor(self.model)
         kinds: tuple[Any, ...] = ("attention", "mixer", "mlp")
-        parts = {(kind, i): part for kind in kinds for i, part in layout.sublayers(self.model, kind).items()}
-        layers = {("layer", i): layer for i, layer in enumerate(layout.module(self.model, "layers"))}
+        parts = {(kind, i): part for kind in kinds for i, part in module_map.sublayers(self.model, kind).items()}
+        layers = {("layer", i): layer for i, layer in enumerate(module_map.module(self.model, "layers"))}
         seen = self.states(self.vlm.encode(self.prompts[:1]), parts | layers)
-        for i in layout.blocks:
+        for i in module_map.blocks:
             total = seen["into", ("layer", i)].float()
             for key in (key for key in parts if key[1] == i):
                 total = total + factor * seen["out", key].reshape(total.shape).to(total.device)
@@ -311,16 +313,16 @@ class _Checks(Reference):
 
     def _heads(self) -> None:
         """Attention weights times values are what the map that adds up the heads takes, or a gate times them."""
-        layout, bound, outs = self.vlm.layout, BOUNDS[self.vlm.dtype], dict[int, Tensor]()
+        module_map, bound, outs = self.vlm.module_map, BOUNDS[self.vlm.dtype], dict[int, Tensor]()
 
         def see(call: AttentionCall) -> None:
             value = call.value.repeat_interleave(call.query.shape[1] // call.value.shape[1], 1).float()
             outs[call.layer] = (call.rows() @ value).transpose(1, 2)
 
-        sums = layout.head_sums(self.model)
-        if not sums or set(sums) != set(layout.attentions(self.model)):
+        sums = module_map.head_sums(self.model)
+        if not sums or set(sums) != set(module_map.attentions(self.model)):
             raise _Stop("failed", "no attention, or heads that no linear map adds up")
-        if missing := [i for i, block in layout.blocks.items() if not block.attention]:
+        if missing := [i for i, block in module_map.blocks.items() if not block.attention]:
             text = "have no attention and carry the picture past every cut edge: knockout gives a lower bound"
             self.properties["hybrid"] = f"layers {missing} {text}"
         with intercept(self.vlm, observe=see):

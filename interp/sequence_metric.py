@@ -31,7 +31,8 @@ class SequenceMetric:
 
     While ``VLM.score`` reads it, a forward has the prompt and all of an opening but its last token. These tokens are
     ``generated`` columns: cut ``("image", "generated")`` with ``("image", "verdict")`` in a knockout. Patching
-    ``verdict`` replaces them too. ``begun`` are the tokens that prompts must begin their answer with (``begin``).
+    ``verdict`` replaces them too. ``answer_prefix`` are the tokens that prompts must begin their answer with
+    (``begin``).
 
     Raises:
         UserError: no opening, one without a token, or one that begins another.
@@ -39,7 +40,7 @@ class SequenceMetric:
 
     openings: tuple[Tokens, ...]
     shift: float = 0.0
-    begun: Tokens = ()
+    answer_prefix: Tokens = ()
 
     def __post_init__(self) -> None:
         ordered = sorted(self.openings)
@@ -55,19 +56,21 @@ class SequenceMetric:
         stems = sorted({opening[:-1] for opening in self.openings}, key=len, reverse=True)
         return [stem for i, stem in enumerate(stems) if not any(other[: len(stem)] == stem for other in stems[:i])]
 
-    def next_token(self, begun: Tokens) -> "SequenceMetric":
-        """Return the metric of the next token behind ``begun``: the tokens that go on to an opening, against all else.
+    def next_token(self, prefix: Tokens) -> "SequenceMetric":
+        """Return the metric of the next token after ``prefix``: tokens that continue an opening, against all else.
 
         Raises:
             UserError: no opening goes on from there.
         """
-        size = len(begun)
-        tokens = sorted({opening[size] for opening in self.openings if opening[:size] == begun and len(opening) > size})
-        return SequenceMetric(tuple((token,) for token in tokens), begun=(*self.begun, *begun))
+        size = len(prefix)
+        tokens = sorted(
+            {opening[size] for opening in self.openings if opening[:size] == prefix and len(opening) > size}
+        )
+        return SequenceMetric(tuple((token,) for token in tokens), answer_prefix=(*self.answer_prefix, *prefix))
 
     def begin(self, prompts: "Sequence[Prompt]") -> "list[Prompt]":
-        """Return the prompts with ``begun`` as the beginning of their answers."""
-        return [replace(prompt, begun=(*prompt.begun, *self.begun)) for prompt in prompts]
+        """Return the prompts with ``answer_prefix`` as the beginning of their answers."""
+        return [replace(prompt, answer_prefix=(*prompt.answer_prefix, *self.answer_prefix)) for prompt in prompts]
 
     def __call__(self, logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
         """Return the margin from the logits of the next token.
@@ -78,7 +81,7 @@ class SequenceMetric:
         if max(map(len, self.openings)) > 1:
             raise UserError(
                 "this tool reads the logits of one column, and the openings have several tokens; take "
-                "metric.next_token(begun) and prompts that begin so (metric.next_token(begun).begin(prompts))"
+                "metric.next_token(prefix) and prompts that begin so (metric.next_token(prefix).begin(prompts))"
             )
         return self.read(lambda _: logits[:, None])
 

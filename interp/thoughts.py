@@ -36,16 +36,16 @@ class Spoken(NamedTuple):
     tokens: int = 0
 
 
-def split(text: str, marks: tuple[Marks, ...] = MARKS, *, opened: bool = False) -> Spoken:
+def split(text: str, marks: tuple[Marks, ...] = MARKS, *, starts_thought: bool = False) -> Spoken:
     """Thought and answer of a text; thought + answer is the text, and one without marks is all answer.
 
-    ``opened`` is whether the prompt has opened the thought: a text without marks is then all thought.
+    ``starts_thought`` is whether the prompt has opened the thought: a text without marks is then all thought.
     """
     opening, closing = _patterns(marks)
     end = 0
     for match in closing.finditer(text):
         end = match.end()
-    if opening.match(text, end) or (opened and not end):
+    if opening.match(text, end) or (starts_thought and not end):
         return Spoken(text, "", finished=False)
     return Spoken(text[:end], text[end:], finished=True)
 
@@ -106,10 +106,10 @@ class Thoughts:
 
     def closed(self, ids: Sequence[int]) -> bool:
         """Whether generated ``ids`` hold a thought that has come to its end."""
-        spoken = self.spoken(ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)), opened=False)
+        spoken = self.spoken(ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)), starts_thought=False)
         return bool(spoken.thought) and spoken.finished
 
-    def opened(self, prompt: str) -> bool:
+    def starts_thought(self, prompt: str) -> bool:
         """Whether the rendered ``prompt`` ends within a thought that it opens itself."""
         return prompt.rstrip().endswith(tuple(opening for opening, _ in self.marks))
 
@@ -132,27 +132,27 @@ class Thoughts:
         """Whether each closing mark of the template's or the user's is one token."""
         return not set(self.in_template) & set(self._by_text)
 
-    def apart(self, rows: Sequence[Sequence[int]], *, opened: bool) -> dict[str, Any]:
+    def split_rows(self, rows: Sequence[Sequence[int]], *, starts_thought: bool) -> dict[str, Any]:
         """``texts`` (of the answers), ``thoughts`` and ``thought_tokens`` of a ``Generation`` with these ids."""
         texts = [text.strip() for text in self._tokenizer.batch_decode(rows, skip_special_tokens=True)]
-        spoken = [self.spoken(ids, text, opened=opened) for ids, text in zip(rows, texts, strict=True)]
+        spoken = [self.spoken(ids, text, starts_thought=starts_thought) for ids, text in zip(rows, texts, strict=True)]
         return {
             "texts": [each.answer for each in spoken],
             "thoughts": [each.thought for each in spoken],
             "thought_tokens": [each.tokens for each in spoken],
         }
 
-    def spoken(self, ids: Sequence[int], text: str, *, opened: bool) -> Spoken:
+    def spoken(self, ids: Sequence[int], text: str, *, starts_thought: bool) -> Spoken:
         """Thought and answer of generated ``ids``, whose decoded ``text`` has no special tokens."""
         end = max((at + 1 for at, token in enumerate(ids) if token in self._closing), default=0)
         if not end and not self._opening & set(ids):  # no mark is one of its tokens
-            spoken = split(text, self._by_text, opened=opened)
+            spoken = split(text, self._by_text, starts_thought=starts_thought)
             if not spoken.thought:
                 return spoken
             return spoken._replace(answer=spoken.answer.strip(), tokens=self._tokens_of(spoken, ids))
         rest = list(ids[end:])
         first = next((token for token in rest if token not in self._ends and self._decoded([token]).strip()), None)
-        if first in self._opening or (opened and not end):
+        if first in self._opening or (starts_thought and not end):
             return Spoken(self._decoded(ids), "", finished=False, tokens=len(ids))
         answer = str(self._tokenizer.decode(rest, skip_special_tokens=True)).strip()
         return Spoken(self._decoded(ids[:end]), answer, finished=True, tokens=end)

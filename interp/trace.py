@@ -1,4 +1,4 @@
-"""One traced forward of a few words: what each decoder layer is made of (``interp.layout``).
+"""One traced forward of a few words: what each decoder layer is made of (``interp.module_map``).
 
 Attention is the module that calls transformers' attention function. The linear layer behind it adds up its heads. A
 sublayer is the child of a layer whose output goes into no other child. Which output goes where is read

@@ -36,8 +36,8 @@ class VLM(Encoder):
     """Model, processor and layout. ``revision`` is the weights' hub commit or hash, None for a model built in memory.
 
     The tokenizer is set to pad on the left, with its end token if it has no padding token. A peft wrapper is removed:
-    the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
-    called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
+    the inner model contains the adapter's layers and has the module paths of ``module_map``. Callables in ``on_encode``
+    are called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
     prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``thinking`` are the
     marks of a thought, if not those that are known (``interp.thoughts``). ``verdict`` says where an answer without a
     thought has its verdict: its first token, or the last Yes or No (``"last"``). ``prefill_cache`` is set by a study
@@ -68,7 +68,7 @@ class VLM(Encoder):
     @cached_property
     def _first_ids(self) -> AnswerIds:
         yes, no = self.first_tokens(YES, NO)
-        if self.layout.lower_case:
+        if self.module_map.lower_case:
             lower = self.first_tokens(YES.lower(), NO.lower())
             yes, no = (list(dict.fromkeys([*one, *other])) for one, other in zip((yes, no), lower, strict=True))
         return AnswerIds(yes, no)
@@ -151,7 +151,7 @@ class VLM(Encoder):
         ends = ids_of(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
-        spoken = self.split_thoughts(rows, rendered, [self.answer_prefix(prompt) for prompt in prompts])
+        spoken = self.split_thoughts(rows, rendered, [self.prefix_tokens(prompt) for prompt in prompts])
         steps = self._verdict_steps(rows, spoken["thought_tokens"])
         return Generation(
             **spoken,
@@ -212,26 +212,26 @@ class VLM(Encoder):
         return self.thoughts.expected(self.render(Prompt("?", Image.new("RGB", (1, 1)))))
 
     def split_thoughts(
-        self, rows: Sequence[Sequence[int]], rendered: Sequence[str], begun: Sequence[Sequence[int]] = ()
+        self, rows: Sequence[Sequence[int]], rendered: Sequence[str], prefixes: Sequence[Sequence[int]] = ()
     ) -> dict[str, Any]:
-        """Thoughts and answers of generated ids, as ``Thoughts.apart``; the template opens all prompts alike.
+        """Thoughts and answers of generated ids, as ``Thoughts.split_rows``; the template opens all prompts alike.
 
-        Of answers that had ``begun``, a thought is told with what it began with, and one that was whole is left out.
+        A thought includes its beginning in ``prefixes``. A thought that ended there is left out.
         """
         thoughts = self.thoughts
-        opened = bool(rendered) and thoughts.opened(rendered[0])
-        found = thoughts.apart(rows, opened=opened)
-        for row, before in enumerate(begun):
+        opened = bool(rendered) and thoughts.starts_thought(rendered[0])
+        result = thoughts.split_rows(rows, starts_thought=opened)
+        for row, before in enumerate(prefixes):
             if not before:
                 continue
-            whole = thoughts.apart([[*before, *rows[row]]], opened=opened)
-            tokens = whole["thought_tokens"][0] - len(before)
+            full = thoughts.split_rows([[*before, *rows[row]]], starts_thought=opened)
+            tokens = full["thought_tokens"][0] - len(before)
             if tokens > 0:
-                text, thought = whole["texts"][0], whole["thoughts"][0]
+                text, thought = full["texts"][0], full["thoughts"][0]
             else:
                 text, thought, tokens = self.tokenizer.decode(rows[row], skip_special_tokens=True).strip(), "", 0
-            found["texts"][row], found["thoughts"][row], found["thought_tokens"][row] = text, thought, tokens
-        return found
+            result["texts"][row], result["thoughts"][row], result["thought_tokens"][row] = text, thought, tokens
+        return result
 
     def _check_fit(self, error: Exception) -> None:
         """After a forward's ``error``: whether processor and model count a picture's tokens alike.
@@ -257,7 +257,7 @@ class VLM(Encoder):
 
     def positions(self, attention_mask: Int[Tensor, "row column"]) -> dict[str, Int[Tensor, "row column"]]:
         """``position_ids`` for a padded batch in one forward, as in generate(); empty where the model has its own."""
-        if self.layout.position_kind != "1d":
+        if self.module_map.position_kind != "1d":
             return {}
         return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
 

@@ -50,7 +50,7 @@ def steer_attention(
     """
     check_number("weight", weight)
     check_layers(layers)
-    vlm.layout.require_image_tokens(vlm.name)
+    vlm.module_map.require_image_tokens(vlm.name)
     chosen = chosen_layers(vlm, layers)
     if not weight:
         yield

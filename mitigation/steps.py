@@ -70,7 +70,7 @@ class Steps:
         Raises:
             UserError: the model cannot be asked this.
         """
-        wanted = {row: replace(prompt, begun=()) for row, prompt in prompts.items() if row not in self.lost}
+        wanted = {row: replace(prompt, answer_prefix=()) for row, prompt in prompts.items() if row not in self.lost}
         answers = _answers(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
         texts = {}
         for row, answer in answers.items():
@@ -161,10 +161,10 @@ def _answers(
 def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswer]:
     from interp.hooks.forward import paused
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with paused():
         given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
-    share = (time.perf_counter() - begun) / len(prompts)
+    share = (time.perf_counter() - start) / len(prompts)
     return [
         StepAnswer(
             text,

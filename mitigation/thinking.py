@@ -61,7 +61,7 @@ class Thinking:
         marks = [list(closing), list(opening or thoughts.tokens("")[0])]
         # A thought with a budget may not go on after it.
         once: dict[str, Any] = {} if self.budget is None else {"bad_words_ids": marks}
-        if all(prompt.begun and thoughts.closed(vlm.answer_prefix(prompt)) for prompt in prompts):
+        if all(prompt.answer_prefix and thoughts.closed(vlm.prefix_tokens(prompt)) for prompt in prompts):
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, **once)
         words = tuple(vlm.tokenizer(self.begins, add_special_tokens=False)["input_ids"]) if self.begins else ()
         written = [(*opening, *words)] * len(prompts)
@@ -136,7 +136,10 @@ def in_two_steps(
 
 def _continued(prompts: "Sequence[Prompt]", prefixes: Sequence[Sequence[int]]) -> "list[Prompt]":
     """Return each prompt with more tokens of its answer."""
-    return [replace(prompt, begun=(*prompt.begun, *ids)) for prompt, ids in zip(prompts, prefixes, strict=True)]
+    return [
+        replace(prompt, answer_prefix=(*prompt.answer_prefix, *ids))
+        for prompt, ids in zip(prompts, prefixes, strict=True)
+    ]
 
 
 def _joined(
@@ -146,7 +149,7 @@ def _joined(
     rows = [[*ids, *more] for ids, more in zip(prefixes, generation.token_ids, strict=True)]
     later = generation.verdict_steps or [0] * len(rows)
     steps = [None if step is None else len(ids) + step for ids, step in zip(prefixes, later, strict=True)]
-    spoken = vlm.split_thoughts(rows, generation.prompts or (), [vlm.answer_prefix(prompt) for prompt in prompts])
+    spoken = vlm.split_thoughts(rows, generation.prompts or (), [vlm.prefix_tokens(prompt) for prompt in prompts])
     return replace(generation, token_ids=rows, verdict_steps=steps, **spoken)
 
 

@@ -2,8 +2,8 @@
 
 A model is its family's default configuration with small numbers (``TEXT``, ``VISION``), a tokenizer has the special
 tokens that the processor's source asks for, and a chat has one line a turn. ``READ`` is one recipe a family: only what
-these rules do not give. Recipes in ``NEEDS_TORCHVISION`` build where torchvision can be imported; ``tests/standins``
-has the few functions of it that image processors call, for machines without (``PYTHONPATH=tests/standins``).
+these rules do not give. Recipes in ``NEEDS_TORCHVISION`` build where torchvision can be imported; ``tests/fakes``
+has the few functions of it that image processors call, for machines without (``PYTHONPATH=tests/fakes``).
 """
 
 import inspect

@@ -18,8 +18,8 @@ from mitigation.own_file import OwnFile, own_method
 from mitigation.prompting import ContextPrompt
 from tests import forked
 from tests.conftest import REPOSITORY
+from tests.slow import first
 from tests.tiny import picture
-from tests.weekly import first
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-method.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", GUIDE, re.DOTALL))

@@ -11,7 +11,7 @@ FORBIDDEN = {
     *("one", "found", "own", "some", "of", "at", "place", "asked"),
     *("kept", "whole", "now", "then", "known", "said", "shown", "taken"),
 }
-MOST = 320  # in the product
+MOST = 20  # in the product
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:

@@ -159,14 +159,14 @@ class Endpoint:
 
     def _once(self, address: str, fields: dict[str, Any]) -> tuple[int, Any, bytes]:
         """Return status, headers and body of a reply. The timeout covers all of it, however slowly it arrives."""
-        begun, most = time.monotonic(), MOST_BYTES_OF_TEXT if self.config.engine is None else MOST_BYTES
+        start, most = time.monotonic(), MOST_BYTES_OF_TEXT if self.config.engine is None else MOST_BYTES
         with self._http.stream("POST", address, json=fields) as response:
             body = bytearray()
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > most:
                     raise Garbage(f"the reply is longer than {most:,} bytes")
-                if time.monotonic() - begun > self.config.timeout:
+                if time.monotonic() - start > self.config.timeout:
                     raise TimeoutError
             return response.status_code, response.headers, bytes(body)
 

@@ -169,7 +169,7 @@ class ApiModel:
 
         from interp.generation import Generation
 
-        if begun := [prompt.key or prompt.text for prompt in prompts if prompt.begun]:
+        if begun := [prompt.key or prompt.text for prompt in prompts if prompt.answer_prefix]:
             raise UserError(
                 f"prompt '{begun[0]}' has an answer that has begun, and a request to {self.name} says nothing of one; "
                 "ask a model whose weights are here"
@@ -201,7 +201,7 @@ class ApiModel:
         if reply.thought:
             return reply
         opened = named is not None and reply.status is Status.TRUNCATED
-        spoken: Spoken = split(reply.text, marks_of(named), opened=opened)
+        spoken: Spoken = split(reply.text, marks_of(named), starts_thought=opened)
         reply = replace(reply, text=spoken.answer.strip(), thought=spoken.thought)
         # The log-probabilities of a thought in the text come first.
         return replace(reply, listed={}, hidden=True) if spoken.thought else reply

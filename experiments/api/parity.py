@@ -178,7 +178,7 @@ def parity(here: "VLM", there: ApiModel, prompts: Sequence[Prompt] | None = None
         prompts,
         [_here(here, prompt) for prompt in prompts],
         _there(there, prompts),
-        image_token=here.layout.image_token_id(here.model.config) if here.layout.image_token else None,
+        image_token=here.module_map.image_token_id(here.model.config) if here.module_map.image_token else None,
         dtype=here.dtype,
         decode=lambda tokens: str(here.tokenizer.decode(list(tokens), skip_special_tokens=False)),
     )

@@ -132,7 +132,7 @@ def published_rows(folder: Path, name: str, get: str) -> Iterator[tuple[Path, st
         UserError: there is none, or one cannot be read.
     """
     patterns = (f"{name}.json", f"{name}.jsonl", f"**/{name}*.parquet", f"{name}/*.parquet", f"{name}/*.arrow")
-    files = next((found for pattern in patterns if (found := sorted(folder.glob(pattern)))), [])
+    files = next((result for pattern in patterns if (result := sorted(folder.glob(pattern)))), [])
     if not files:
         raise UserError(f"{folder} has no {name}.json, {name}.jsonl, {name}*.parquet or datasets folder {name}; {get}")
     for file in files:

@@ -28,7 +28,7 @@ from experiments.evaluation.conversations import noted, rolled_out
 from experiments.evaluation.cost import CostLog
 from experiments.evaluation.folds import InFolds, part_of
 from experiments.evaluation.judging import judge_batch, scored
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.runs.responses import Responses
 from experiments.runs.store import PREDICTIONS, RunStore
 from experiments.types import Sample, Status
@@ -284,7 +284,7 @@ class Answering:
             else:
                 reasons = {sample.id: reason for sample in batch if (reason := self.unseen(pictures[sample.id]))}
                 lines = [
-                    records.failed(sample, name, Status.BAD_IMAGE, reasons[sample.id])
+                    record_fields.failed(sample, name, Status.BAD_IMAGE, reasons[sample.id])
                     for sample in batch
                     if sample.id in reasons
                 ]
@@ -333,7 +333,7 @@ class Answering:
             check_answers(method, given, part, margins=margins)
             return given
 
-        begun, before = time.perf_counter(), self._read()
+        start, before = time.perf_counter(), self._read()
         try:
             generation = merged(vlm.batches.limit.parts(prompts, answers))
         except MethodFault as fault:
@@ -348,7 +348,7 @@ class Answering:
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
         if counted:
             read = {name: count - before[name] for name, count in self._read().items()}
-            self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
+            self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - start, **read})
         return noted(replace(generation, sampled=generation.sampled or abilities(method).sampled), prompts)
 
     def _read(self) -> dict[str, int | float]:

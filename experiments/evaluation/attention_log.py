@@ -41,7 +41,7 @@ def at_verdicts(vlm: "VLM", prompts: "Sequence[Prompt]", method: "Method", *, ma
     Raises:
         UserError: a thought was cut off.
     """
-    if not vlm.thinks or any(prompt.begun for prompt in prompts):
+    if not vlm.thinks or any(prompt.answer_prefix for prompt in prompts):
         return list(prompts)
     return method.generate(vlm, prompts, max_new_tokens=max_new_tokens).to_verdicts(prompts)
 
@@ -113,13 +113,13 @@ def _recorded(
 
     steps = range(min(TOKENS, max_new_tokens))
 
-    def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
-        some = at_verdicts(vlm, some, method, max_new_tokens=max_new_tokens)
+    def ask(batch: "list[Prompt]") -> list[dict[str, Any]]:
+        batch = at_verdicts(vlm, batch, method, max_new_tokens=max_new_tokens)
         with record_attention(vlm, queries=steps, maps=steps) as log:
-            generation = in_two_branches(method).generate(vlm, some, max_new_tokens=max_new_tokens)
-        if len(log.rows) != len(some):
+            generation = in_two_branches(method).generate(vlm, batch, max_new_tokens=max_new_tokens)
+        if len(log.rows) != len(batch):
             raise UserError(
-                f"{len(log.rows)} prompts were forwarded for {len(some)} cases, so attention belongs to several "
+                f"{len(log.rows)} prompts were forwarded for {len(batch)} cases, so attention belongs to several "
                 "answers; set method.branch=sequential"
             )
         maps = {(one.row, one.step): one for one in log.maps}
@@ -146,8 +146,8 @@ def packed(
     """
     from interp.segments import SEGMENTS
 
-    known = dict.fromkeys(segments.parts) if segments.conversation else SEGMENTS
-    names = [name for name in known if name not in DROPPED]
+    earlier = dict.fromkeys(segments.parts) if segments.conversation else SEGMENTS
+    names = [name for name in earlier if name not in DROPPED]
     names += [] if "generated" in names else ["generated"]
     labels = [*segments.detailed, *["generated"] * sum(step >= 0 for step in maps)]
     words = [at for at, name in enumerate(labels) if not name.startswith("image") and name not in DROPPED]
@@ -177,9 +177,9 @@ def packed(
     }
 
 
-def _averaged(found: "AttentionMap", width: int) -> Float[Tensor, "layer group column"]:
+def _averaged(result: "AttentionMap", width: int) -> Float[Tensor, "layer group column"]:
     """Return the mean over all heads; columns that were not there yet are 0."""
-    mean = found.weights.float().mean(dim=1, keepdim=True)
+    mean = result.weights.float().mean(dim=1, keepdim=True)
     return torch.nn.functional.pad(mean, (0, max(0, width - mean.shape[-1])))[..., :width]
 
 

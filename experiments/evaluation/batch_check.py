@@ -10,7 +10,7 @@ from typing import Any
 from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.controls import BASELINE
-from experiments.runs import provenance, records
+from experiments.runs import provenance, record_fields
 from experiments.types import Sample
 
 FILE = "batch_check.json"
@@ -35,7 +35,7 @@ def check_batches(study: Any) -> dict[str, dict[str, int]]:
         return {}
     counts: dict[str, dict[str, int]] = {}
     samples = {sample.id: sample for sample in study.samples}
-    lines = records.current(study.store.records())
+    lines = record_fields.current(study.store.records())
     for arm in checked_arms(study):
         given = [line for line in lines if line["arm"] == arm and line["response"] and line["case"] in samples]
         chosen = given[:: max(1, len(given) // CASES)][:CASES]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.config import Run
-from experiments.runs import provenance, records
+from experiments.runs import provenance, record_fields
 from experiments.runs.responses import Responses
 from experiments.types import Loaded
 
@@ -32,7 +32,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded, complete: int) -> dict
         "command": provenance.command(),
         "config": run.config if vlm is not None else run.config | {"model": None},
         "config_hash": run.config_hash,
-        "started": records.timestamp(),
+        "started": record_fields.timestamp(),
         "finished": None,
     }
 

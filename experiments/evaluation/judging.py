@@ -10,7 +10,7 @@ from experiments.benchmarks.images import one_picture
 from experiments.evaluation.conversations import judged_turns, transcript
 from experiments.judges.language import language_of
 from experiments.judges.yes_no import published_verdict
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.types import Item, Judge, Judgement, Sample, Status, Verdict
 from interp.errors import UserError
 from interp.thoughts import Spoken, split
@@ -24,7 +24,7 @@ JUDGE = "margin"  # the judge in records of scored verdicts
 def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", judge: Judge) -> list[dict[str, Any]]:
     """The records of one batch, its answers judged together."""
     generation = _told_apart(generation)
-    statuses = [records.status_of(generation, index) for index in range(len(samples))]
+    statuses = [record_fields.status_of(generation, index) for index in range(len(samples))]
     readable = [index for index, status in enumerate(statuses) if status.has_text and generation.texts[index]]
     told = generation.steps or [{} for _ in samples]
     items = [item_of(samples[index], generation.texts[index], told[index]) for index in readable]
@@ -38,7 +38,7 @@ def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", j
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]
         if status.excluded:
-            lines.append(records.failed(sample, arm, status, reason))
+            lines.append(record_fields.failed(sample, arm, status, reason))
             continue
         judgement, response = judgements.get(index, judgement_without_text(judge)), generation.texts[index]
         lines.append(_answered(sample, arm, generation, index, status=status, response=response,
@@ -77,10 +77,10 @@ def scored(samples: Sequence[Sample], arm: str, generation: "Generation") -> lis
     lines, unread = [], 0
     for index, sample in enumerate(samples):
         margin = float(generation.margins[index])
-        status = records.status_of(generation, index) if generation.statuses else Status.ANSWERED
+        status = record_fields.status_of(generation, index) if generation.statuses else Status.ANSWERED
         if status.excluded or status is Status.PROVIDER_BLOCKED:
             reason = "" if generation.reasons is None else generation.reasons[index]
-            lines.append(records.failed(sample, arm, status, reason))
+            lines.append(record_fields.failed(sample, arm, status, reason))
             continue
         low, high = generation.bounds[index] if generation.bounds else (margin, margin)
         undecided = low < 0 < high
@@ -105,7 +105,9 @@ def _answered(
 ) -> dict[str, Any]:
     """Return the record of an answer, with the published yes/no rule's verdict next to the judge's."""
     published = published_verdict(response) if sample.gold in ("yes", "no") else None
-    return records.answered(sample, arm, generation, index, response=response, published_verdict=published, **judged)
+    return record_fields.answered(
+        sample, arm, generation, index, response=response, published_verdict=published, **judged
+    )
 
 
 def judgement_without_text(judge: Judge) -> Judgement | None:

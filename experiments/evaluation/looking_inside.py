@@ -15,7 +15,7 @@ from experiments.judges.yes_no import anchored
 from experiments.metrics.claims import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
-from experiments.runs.records import timestamp
+from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
 from experiments.runs.store import KEPT, read_object
 from experiments.types import Item, Sample

@@ -25,7 +25,7 @@ from experiments.evaluation.folds import part_of
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import table
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.runs.store import PREDICTIONS, read_object
 from experiments.types import Sample, Verdict
 from interp import refusal_openings as openings
@@ -158,7 +158,9 @@ class RefusalMargins:
         auroc, metric = max(measured, key=lambda each: round(each[0], 3))
         if auroc < openings.SEPARATES_FOR_TOOLS:
             raise NoMargin(f"no single token of its openings tells refusals from answers (AUROC at most {auroc:.2f})")
-        text, words = (self.vlm.tokenizer.decode(list(tokens)) for tokens in (metric.begun, sum(metric.openings, ())))
+        text, words = (
+            self.vlm.tokenizer.decode(list(tokens)) for tokens in (metric.answer_prefix, sum(metric.openings, ()))
+        )
         return metric, (
             f"One token is followed, {words.strip()!r} behind {text!r}: it tells refusals from answers with AUROC "
             f"{auroc:.3f} on {len(refused)} cases that it was chosen on. Whole openings: {check.sentence}."
@@ -181,7 +183,7 @@ class RefusalMargins:
         if not self.store.launch.first or not self.checks:
             return
         begins = [
-            {"opening": f"“{entry['text']}”", "answers": str(entry["begun"]), "refusals": str(entry["refused"])}
+            {"opening": f"“{entry['text']}”", "answers": str(entry["answers"]), "refusals": str(entry["refused"])}
             for entry in content.get("openings", ())
         ]
         checks = [
@@ -204,7 +206,7 @@ class RefusalMargins:
 
     def _learned(self) -> "str | tuple[dict[str, int], dict[Kind, dict[int, list[Tokens]]]]":
         """Return the fold of each case and the openings by kind and fold; or why there are none."""
-        lines = self._judged(records.current(self.store.records(self.file)), BASELINE)
+        lines = self._judged(record_fields.current(self.store.records(self.file)), BASELINE)
         self._taught = lines
         folds = dict.fromkeys(lines, 0)
         development = self.study.arms.development
@@ -246,7 +248,7 @@ class RefusalMargins:
         return [opening for number, opening in enumerate(tokens) if not openings.covers(tokens[:number], opening)]
 
     def _check(self, arm: str, kind: Kind, folds: Mapping[str, int], learned: Mapping[int, list[Tokens]]) -> Check:
-        lines = self._judged(records.current(self.store.records(self.file)), arm)
+        lines = self._judged(record_fields.current(self.store.records(self.file)), arm)
         lines = {case: line for case, line in lines.items() if case in folds}
         refused = self._refused(lines)
         wanted = sorted({opening for fold in learned.values() for opening in fold})
@@ -316,7 +318,7 @@ class RefusalMargins:
         learned = openings.learn(self._answers(self._taught), self._refused(self._taught), kind)
         return [
             {"text": self.vlm.tokenizer.decode(list(opening.tokens)), "tokens": list(opening.tokens),
-             "refused": opening.refused, "begun": opening.begun}
+             "refused": opening.refused, "answers": opening.answers}
             for opening in learned
         ]  # fmt: skip
 

@@ -32,7 +32,7 @@ from experiments.report.build import build
 from experiments.report.page import cost_sentences
 from experiments.report.thumbnails import write_thumbnails
 from experiments.runs import analyses as states
-from experiments.runs import provenance, records
+from experiments.runs import provenance, record_fields
 from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import write_results
@@ -203,15 +203,15 @@ class Study:
 
         Records of arms that failed are left out.
         """
-        return self._described(records.current(self.store.records()))
+        return self._described(record_fields.current(self.store.records()))
 
     def _described(self, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        described = {sample.id: records.description(sample) for sample in self.samples}
+        described = {sample.id: record_fields.description(sample) for sample in self.samples}
         arms = [arm for arm in self.run.arms if arm not in self.arms.errors]
         here = [r | described[r["case"]] for r in lines if r["arm"] in arms and r["case"] in described]
         if self.margins is not None:
             here = [self.margins.attach(record) for record in here]
-        return records.ordered(here, arms)
+        return record_fields.ordered(here, arms)
 
     def attention(self) -> list[Analysis]:
         """The analyses of attention that the run asks for."""
@@ -282,7 +282,7 @@ class Study:
 
     def measure(self, to_come: Mapping[str, str]) -> Evaluation:
         """Write results.csv, metrics.json, thumbnails and environment.json; the analyses are still ``to_come``."""
-        lines = records.current(self.store.records())
+        lines = record_fields.current(self.store.records())
         current = self._described(lines)
         written = {(record["case"], record["arm"]) for record in current}
         others = [r for r in lines if (r["case"], r["arm"]) not in written]
@@ -378,7 +378,7 @@ class Study:
             states.mark_finished(self.store.path)
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
-        ended = {"finished": records.timestamp()} if finished else {}
+        ended = {"finished": record_fields.timestamp()} if finished else {}
         self.store.write_json("environment.json", {**self.environment, **ended, **more})
 
 

@@ -14,7 +14,7 @@ from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.images import BadImage
 from experiments.judges.llm_reply import question, read_verdict
-from experiments.judges.refusal_rules import without_answer
+from experiments.judges.refusal_phrases import without_answer
 from experiments.types import Item, Judgement, Kind, Status, Verdict
 from interp.errors import UserError
 from interp.thoughts import split

@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.judges.refusal_rules import ITEMS, OPENING, normalised, primary, shipped_card, signs, without_answer
+from experiments.judges.refusal_phrases import ITEMS, OPENING, normalised, primary, shipped_card, signs, without_answer
 from experiments.types import Item, Judgement, Kind, Verdict
 from interp.errors import UserError
 from interp.thoughts import split

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from experiments.judges.refusal_rules import languages, normalised, phrases, primary
+from experiments.judges.refusal_phrases import languages, normalised, phrases, primary
 from experiments.types import Gold, Item, Judgement, Kind, Verdict
 from interp.errors import UserError
 from interp.thoughts import split

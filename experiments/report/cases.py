@@ -18,7 +18,7 @@ from experiments.report.arms import arms_of
 from experiments.report.numbers import fixed
 from experiments.report.saved_run import SavedRun
 from experiments.runs.labels import LABELS, answer_id
-from experiments.runs.records import writable
+from experiments.runs.record_fields import writable
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Status, Verdict
 
 COMPARED_SUBSETS = (*SCORED_SUBSETS, *REFUSAL_SUBSETS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.benchmarks.rows import json_file
 from experiments.report.thumbnails import thumbnail_name
-from experiments.runs.records import RECORD_KEYS, WAY_OUT, read_records
+from experiments.runs.record_fields import RECORD_KEYS, WAY_OUT, read_records
 from experiments.runs.results_table import Results, read_results, rebuild
 from interp.errors import UserError
 

@@ -12,7 +12,7 @@ from experiments.config import Run
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.controls import fitted, is_fitted
 from experiments.evaluation.learning import FOLDER
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.runs.responses import Responses
 from experiments.runs.store import complete_lines, read_object
 from interp.errors import UserError
@@ -121,4 +121,4 @@ def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> An
             f"{arm} was fitted in folds in run={folder}, so there is no single method; give the run of a study on a "
             "benchmark with a development split"
         )
-    return fitted(method, records.current(answers), study=str(saved.get("arm_under_study")))
+    return fitted(method, record_fields.current(answers), study=str(saved.get("arm_under_study")))

@@ -12,7 +12,7 @@ from experiments.evaluation import finished_runs
 from experiments.report.tables import say
 from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.labels import LABELS, distinct_answers, kind_of, write_sheet
-from experiments.runs.records import read_records
+from experiments.runs.record_fields import read_records
 from interp.errors import UserError
 
 

@@ -20,7 +20,7 @@ from experiments.report.build import build
 from experiments.report.figures import COLUMN, FORMATS, check_format, drawings
 from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.tables import say
-from experiments.runs import analyses, records
+from experiments.runs import analyses, record_fields
 from experiments.runs.provenance import SHOWN, arm_title, model_title
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.store import read_object
@@ -253,5 +253,5 @@ def _environment(parts: Sequence[SavedRun], names: Sequence[str], study: str, ca
         "model": {"name": f"{models[0]} with {listed}" if alike else listed},
         "arm_under_study": study,
         "joined": {name: str(part.directory) for name, part in zip(names, parts, strict=True)},
-        "finished": records.timestamp(),
+        "finished": record_fields.timestamp(),
     }

@@ -29,9 +29,9 @@ from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.tables import say
 from experiments.report.text import lines
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.runs.labels import Labels, answer_id, apply, random_part, read_labels
-from experiments.runs.records import RECORD_KEYS, read_records
+from experiments.runs.record_fields import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
 from experiments.runs.store import read_object
@@ -122,7 +122,7 @@ class Rejudge:
         design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"))
         environment |= {
             "family": first, "judge": judged_by, "judged_run": str(folder), "people": people,
-            "finished": records.timestamp(),
+            "finished": record_fields.timestamp(),
         }  # fmt: skip
         attention = {file: read_object(folder / file) for file in ("attention.json", CASES)}
         results = Results([*evaluation.results, *_attention(folder)])
@@ -210,8 +210,8 @@ def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
 def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Record:
     if Status(record["status"]).excluded or record.get("computed"):
         return record
-    others = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
-    return others | records.judge_fields(judgement or judgement_without_text(judge), judge.name)
+    others = {key: value for key, value in record.items() if key not in record_fields.OF_JUDGES}
+    return others | record_fields.judge_fields(judgement or judgement_without_text(judge), judge.name)
 
 
 def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:

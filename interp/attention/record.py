@@ -122,10 +122,10 @@ class _Capture:
     def bias(self, call: AttentionCall, where: slice) -> Float[Tensor, "#row #head query key"] | None:
         """What a layer's mask adds to the queries ``where``, made once for layers that share it."""
         keys = call.key.shape[2], call.key.device
-        known = self.biases.get(where.start)
-        if known is None or known[0] is not call.mask or known[1] != keys:
-            known = self.biases[where.start] = call.mask, keys, call.bias(where)
-        return known[2]
+        earlier = self.biases.get(where.start)
+        if earlier is None or earlier[0] is not call.mask or earlier[1] != keys:
+            earlier = self.biases[where.start] = call.mask, keys, call.bias(where)
+        return earlier[2]
 
     def put_off(self, call: AttentionCall) -> None:
         """Keeps a layer's logged queries, so that the masses of several layers are worked out at once.
@@ -135,8 +135,8 @@ class _Capture:
         first = self.logged[0] - self.forward.start
         where = slice(first, first + len(self.logged))
         bias = self.bias(call, where)
-        kept = replace(call, query=call.query[:, :, where].clone(), value=call.key, mask=None)  # values are not held
-        self.waiting.append((kept, bias))
+        saved = replace(call, query=call.query[:, :, where].clone(), value=call.key, mask=None)  # values are not held
+        self.waiting.append((saved, bias))
         self.held += call.key.nbytes
         if self.held > HELD:
             self.catch_up()
@@ -156,9 +156,9 @@ class _Capture:
             joined = replace(calls[0], query=torch.cat([call.query for call in calls]), key=keys, value=keys)
             if bias is not None and len(bias) > 1:
                 bias = bias.repeat(count, 1, 1, 1)
-            found = joined.rows_at(slice(None), bias)  # (layer row) head query key
-            masses = found.unflatten(0, (count, rows)).flatten(2, 3) @ self.indicator(calls[0], torch.float32)
-            parts = masses.unflatten(2, found.shape[1:3])
+            result = joined.rows_at(slice(None), bias)  # (layer row) head query key
+            masses = result.unflatten(0, (count, rows)).flatten(2, 3) @ self.indicator(calls[0], torch.float32)
+            parts = masses.unflatten(2, result.shape[1:3])
             self.masses.update({call.layer: part for call, part in zip(calls, parts, strict=True)})
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
@@ -229,21 +229,21 @@ class _Recorder(Follower):
                     tokens=batch.segments.shares(0, forward.total).sum(1),
                     names=batch.segments.names,
                     real=batch.real(capture.logged),
-                    imageless=self.vlm.layout.cross_attended,
+                    imageless=self.vlm.module_map.cross_attended,
                 )
             )
         if capture.mapped:
             self.record.maps.extend(_maps(fetched[len(wanted) - 1], self.layers, capture.mapped, batch))
 
-    def _stacked(self, found: dict[int, Tensor]) -> Float[Tensor, "layer row head query _"]:
-        missing = [layer for layer in self.layers if layer not in found]
+    def _stacked(self, result: dict[int, Tensor]) -> Float[Tensor, "layer row head query _"]:
+        missing = [layer for layer in self.layers if layer not in result]
         if missing:
             raise UserError(
                 f"layer {missing[0]} of {self.vlm.name} attends without transformers' attention interface; recording "
                 "needs that; load it with attn_implementation='eager' and pass output_attentions=True"
             )
-        device = found[self.layers[0]].device  # layers may be on several devices
-        return torch.stack([found[layer].to(device) for layer in self.layers])
+        device = result[self.layers[0]].device  # layers may be on several devices
+        return torch.stack([result[layer].to(device) for layer in self.layers])
 
 
 def _wanted(queries: Steps) -> Callable[[int], bool]:
@@ -272,10 +272,10 @@ def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query
         (rows,) = sight.rows_of(call, mapped=False)
         return (rows.flatten(1, 2) @ sight.indicator(call, torch.float32)).unflatten(1, rows.shape[1:3])
     places = sight.places(call.key.device, mapped=False)
-    some = call if len(places) == call.query.shape[2] else call.at(places)
+    batch = call if len(places) == call.query.shape[2] else call.at(places)
     indicator, width = sight.indicator(call, call.value.dtype), call.value.shape[3]
     values = sight.forward.once((id(indicator), width), lambda: _as_values(indicator, width))
-    return _kernel_mass(some, values, indicator.shape[2])
+    return _kernel_mass(batch, values, indicator.shape[2])
 
 
 def _as_values(indicator: Float[Tensor, "row key segment"], width: int) -> list[Float[Tensor, "row 1 key {width}"]]:
@@ -294,7 +294,7 @@ def _kernel_mass(
 
 
 def _maps(
-    found: Float[Tensor, "layer row head query column"], layers: tuple[int, ...], columns: list[int], batch: Pass
+    result: Float[Tensor, "layer row head query column"], layers: tuple[int, ...], columns: list[int], batch: Pass
 ) -> Iterator[AttentionMap]:
     """One map for each query that is neither padding nor past the end of its answer."""
     for row, i in batch.real(columns).nonzero().tolist():
@@ -303,5 +303,5 @@ def _maps(
             step=batch.step(columns[i]),
             query=columns[i],
             layers=layers,
-            weights=found[:, row, :, i].clone(),
+            weights=result[:, row, :, i].clone(),
         )

@@ -68,8 +68,10 @@ def _table(piece: Masses) -> pd.DataFrame:
 
     def along(axes: str, values: Any, kind: type[np.integer]) -> np.ndarray:
         """``values`` along one or two of the axes q(uery), l(ayer), h(ead), s(egment), for each number of the mass."""
-        own = np.asarray(values, kind).reshape([mass.shape[i] if axis in axes else 1 for i, axis in enumerate("qlhs")])
-        return np.broadcast_to(own, mass.shape).reshape(-1)
+        current = np.asarray(values, kind).reshape(
+            [mass.shape[i] if axis in axes else 1 for i, axis in enumerate("qlhs")]
+        )
+        return np.broadcast_to(current, mass.shape).reshape(-1)
 
     return pd.DataFrame(
         {
@@ -128,8 +130,8 @@ def weights_of(
     unknown = [head for head in heads or () if head not in known_heads]
     if unknown:
         raise UserError(f"no head {unknown[0]} in this map; known: 0 to {len(known_heads) - 1}")
-    some = attention.weights[[places[layer] for layer in (attention.layers if layers is None else layers)]]
-    return some[:, list(known_heads if heads is None else heads)].mean((0, 1))
+    batch = attention.weights[[places[layer] for layer in (attention.layers if layers is None else layers)]]
+    return batch[:, list(known_heads if heads is None else heads)].mean((0, 1))
 
 
 def patch_map(weights: Float[Tensor, " column"], grid: PatchGrid) -> Float[Tensor, "height width"]:

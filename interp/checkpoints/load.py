@@ -124,7 +124,7 @@ def read_config(source: Source, config: ModelConfig) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    from interp.layout import refuse_encoder_decoder
+    from interp.module_map import refuse_encoder_decoder
 
     if source.local_only and Path(source.path).is_dir() and not (Path(source.path) / "config.json").is_file():
         raise UserError(f"no config.json in {source.path}; a model folder holds one; give a saved checkpoint's folder")

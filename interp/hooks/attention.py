@@ -276,7 +276,7 @@ def intercept(
     Raises:
         UserError: the language model does not use transformers' attention interface.
     """
-    layers = vlm.layout.attentions(vlm.model)
+    layers = vlm.module_map.attentions(vlm.model)
     name, configs = _ours(vlm, list(layers.values()))
     taps = {module: Tap(layer, edit, observe) for layer, module in layers.items()}
     _BEFORE.setdefault(vlm.model, [(config, config._attn_implementation_internal) for config in configs])
@@ -307,7 +307,7 @@ def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
     Raises:
         UserError: a layer without self-attention, or one that does not exist.
     """
-    numbers = list(vlm.layout.attentions(vlm.model))
+    numbers = list(vlm.module_map.attentions(vlm.model))
     if unknown := [layer for layer in layers or () if layer not in numbers]:
         raise UserError(
             f"no layer {unknown[0]} in {vlm.name}; known: {numbers[0]} to {numbers[-1]}; choose among these"
@@ -319,7 +319,7 @@ def _ours(vlm: "VLM", modules: list[Any]) -> tuple[str, list[Any]]:
     """Our implementation for this model, and the language model's configs that it goes to."""
     text = vlm.model.config.get_text_config()
     capped = getattr(text, "attn_logit_softcapping", None) is not None
-    decoder = vlm.layout.module(vlm.model, "language_model")
+    decoder = vlm.module_map.module(vlm.model, "language_model")
     supported = decoder._can_set_attn_implementation() and (capped or decoder._supports_sdpa)
     if not supported or not modules or not all(hasattr(module, "config") for module in modules):
         raise UserError(

@@ -239,13 +239,13 @@ class Follower:
         batch = self._by_cache.get(cache) if past else None
         if batch is not None and batch.total == past and shape[0] == len(batch.segments.rows):
             return batch
-        known = [] if past else self.batches[::-1]
-        for segments in known:
+        earlier = [] if past else self.batches[::-1]
+        for segments in earlier:
             if shape == tuple(segments.input_ids.shape) and self._same(segments, ids, embeddings):
                 return self._first(segments)
         if not past and self._latest is not None and self._repeats(self._latest, ids, shape):
             return self._latest
-        for segments in known:  # a prompt and the beginning of an answer (``interp.sequence_metric``)
+        for segments in earlier:  # a prompt and the beginning of an answer (``interp.sequence_metric``)
             text = (ids if embeddings is None else embeddings)[:, : segments.width]
             parts = (text, None) if embeddings is None else (None, text)
             if shape[0] == len(segments.rows) and text.shape[1] == segments.width and self._same(segments, *parts):

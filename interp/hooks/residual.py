@@ -214,7 +214,7 @@ def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Se
         named = f"layer {unknown[0]}" if unknown else "layers"
         raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
     sight = Watch(vlm)
-    decoder = vlm.layout.module(vlm.model, "layers")
+    decoder = vlm.module_map.module(vlm.model, "layers")
     with ExitStack() as stack:
         stack.enter_context(follow(sight, segments))
         for layer in sorted(set(layers)):
@@ -228,7 +228,7 @@ def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Se
 
 def last_layer(vlm: "VLM") -> int:
     """L, the number of decoder layers."""
-    return len(vlm.layout.module(vlm.model, "layers"))
+    return len(vlm.module_map.module(vlm.model, "layers"))
 
 
 class Watch(Follower):
@@ -342,4 +342,4 @@ def check_places(vlm: "VLM", places: Sequence[Place], allowed: tuple[str, ...]) 
             "before it; choose 0 or below"
         )
     if any("image" in place for place in names):
-        vlm.layout.require_image_tokens(vlm.name)
+        vlm.module_map.require_image_tokens(vlm.name)

@@ -86,4 +86,4 @@ def memory_for(vlm: "VLM", prompts: "Sequence[Prompt]") -> StateMemory | None:
 
 
 def _digest(prompt: "Prompt") -> str:
-    return hashlib.sha256(repr((prompt.content, prompt.begun)).encode()).hexdigest()
+    return hashlib.sha256(repr((prompt.content, prompt.answer_prefix)).encode()).hexdigest()

@@ -65,8 +65,8 @@ def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tup
 def _modules(vlm: "VLM", what: str) -> dict[int, Any]:
     """Decoder layer → the module whose output (of heads: whose input) ``what`` is."""
     if what == "head":
-        return vlm.layout.head_sums(vlm.model)
-    return vlm.layout.sublayers(vlm.model, "attention" if what == "attention" else "mlp")
+        return vlm.module_map.head_sums(vlm.model)
+    return vlm.module_map.sublayers(vlm.model, "attention" if what == "attention" else "mlp")
 
 
 def head_count(vlm: "VLM", layers: Sequence[int] | None = None) -> int:
@@ -75,7 +75,9 @@ def head_count(vlm: "VLM", layers: Sequence[int] | None = None) -> int:
     Raises:
         UserError: they differ in number.
     """
-    counts = {vlm.layout.heads(layer) for layer in (vlm.layout.attentions(vlm.model) if layers is None else layers)}
+    counts = {
+        vlm.module_map.heads(layer) for layer in (vlm.module_map.attentions(vlm.model) if layers is None else layers)
+    }
     if len(counts) > 1:
         raise UserError(
             f"the layers of {vlm.name} have {' or '.join(map(str, sorted(counts)))} heads; name layers that have as "
@@ -122,7 +124,7 @@ def edit_activations(
             hook = StateHook(layer, edit, sight)
             module = _modules(vlm, what)[layer]
             if what == "head":
-                apart = partial(hook.apart, vlm.layout.heads(layer))
+                apart = partial(hook.apart, vlm.module_map.heads(layer))
                 stack.callback(module.register_forward_pre_hook(apart).remove)
             else:
                 stack.callback(module.register_forward_hook(hook.leaving).remove)

@@ -237,7 +237,7 @@ def _key(vlm: "VLM", branch: str, inputs: Mapping[str, Any]) -> bytes | None:
     """Return a digest of all that decides a prefill; None if an input is of an unknown kind."""
     if not all(isinstance(value, Tensor | PLAIN) for value in inputs.values()):
         return None
-    head = vlm.layout.module(vlm.model, "lm_head")
+    head = vlm.module_map.module(vlm.model, "lm_head")
     digest = hashlib.sha256(f"{branch} {len(head._forward_pre_hooks)} {len(head._forward_hooks)}".encode())
     _add_weights(digest, vlm.model.parameters())
     _add_inputs(digest, inputs)

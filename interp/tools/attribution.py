@@ -124,12 +124,12 @@ def pixel_map(vlm: "VLM", attribution: GradientAttribution) -> Float[Tensor, "he
     Raises:
         UserError: the family cuts its pictures into tiles, or has no image tokens.
     """
-    geometry, pixels, grids = vlm.layout.geometry, attribution.pixels, attribution.row.grids
+    geometry, pixels, grids = vlm.module_map.geometry, attribution.pixels, attribution.row.grids
     if geometry == "thw":
         # Patches are flattened, in the order in which they are merged into tokens.
         rows, columns = grids[0].columns.shape
         return reduce(pixels, "(row column patch) value -> row column", "sum", row=rows, column=columns)
-    vlm.layout.require_image_tokens(vlm.name)
+    vlm.module_map.require_image_tokens(vlm.name)
     if geometry not in SPATIAL:
         raise UserError(
             f"the pixels of {vlm.name} are cut into tiles that overlap in the picture; only whole pictures can be "

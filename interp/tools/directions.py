@@ -69,7 +69,7 @@ def fit_direction(
     groups: Sequence[Any] | np.ndarray,
     *,
     name: str,
-    place: str,
+    position: str,
     layer: int,
     kind: str = "mean_difference",
     balance: Sequence[Sequence[Any] | np.ndarray] = (),
@@ -86,8 +86,8 @@ def fit_direction(
     if kind not in get_args(Kind):
         raise UserError(f"kind={kind!r}: must be one of {', '.join(get_args(Kind))}")
     states = hidden.double().numpy()
-    kept = ~np.isnan(states).any(1)
-    states, (label, group, *nuisances) = states[kept], columns_of(kept, labels, groups, *balance)
+    saved = ~np.isnan(states).any(1)
+    states, (label, group, *nuisances) = states[saved], columns_of(saved, labels, groups, *balance)
     label = label.astype(bool)
     splits = grouped_folds(label.astype(int), group, folds=folds, seed=seed, names=(f"not {name}", name))
     score = np.empty(len(label))
@@ -98,7 +98,7 @@ def fit_direction(
     along = states @ vector
     return Direction(
         name=name,
-        place=place,
+        place=position,
         layer=layer,
         kind=kind,
         vector=torch.from_numpy(vector).float(),
@@ -117,9 +117,9 @@ def project(hidden: Float[Tensor, "*any width"], direction: Direction) -> Float[
     return hidden.float() @ direction.vector.to(hidden.device)
 
 
-def projections(read: "Residuals", direction: Direction, *, place: str | None = None) -> Float[Tensor, "layer row"]:
-    """The projections at every layer of ``read``, at ``place`` (default: the direction's own)."""
-    where = direction.place if place is None else place
+def projections(read: "Residuals", direction: Direction, *, position: str | None = None) -> Float[Tensor, "layer row"]:
+    """The projections at every layer of ``read``, at ``position`` (default: the direction's own)."""
+    where = direction.place if position is None else position
     return torch.stack([project(read.at(where, layer), direction) for layer in read.layers])
 
 
@@ -165,10 +165,10 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
         UserError: the file holds no directions, or those of a model with other weights or another width.
     """
     read = read_tensors(path, KIND)
-    found = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
-    for direction in found:
+    result = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
+    for direction in result:
         check_model(vlm, read, direction.vector.numel())
-    return found
+    return result
 
 
 def _fit(

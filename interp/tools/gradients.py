@@ -56,8 +56,8 @@ def activation_gradients(vlm: "VLM") -> Iterator[None]:
             )
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
-                    own = getattr(module, "_gradient_checkpointing_func")  # noqa: B009  set above
-                    setattr(module, "_gradient_checkpointing_func", partial(_in_evaluation, module, own))  # noqa: B010
+                    current = getattr(module, "_gradient_checkpointing_func")  # noqa: B009  set above
+                    setattr(module, "_gradient_checkpointing_func", partial(_in_evaluation, module, current))  # noqa: B010
                     module.training = True  # of the layer alone, which checkpoints only then
         with frozen_weights(model):
             yield
@@ -111,11 +111,11 @@ def _in_evaluation(layer: Any, checkpointed: Callable[..., Any], run: Callable[.
     whole_call = getattr(getattr(run, "func", None), "__self__", None) is layer
     if not whole_call:
         return checkpointed(partial(quiet, run), *args)
-    forward, own = layer.forward, layer.__dict__.get("forward")
+    forward, current = layer.forward, layer.__dict__.get("forward")
     layer.forward = lambda *args, **kwargs: checkpointed(partial(quiet, partial(forward, **kwargs)), *args)
     try:
         return run(*args)
     finally:
         del layer.forward
-        if own is not None:
-            layer.forward = own
+        if current is not None:
+            layer.forward = current

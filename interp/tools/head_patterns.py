@@ -116,14 +116,14 @@ def head_patterns(vlm: "VLM", prompt: Prompt, heads: Sequence[Head], *, step: in
             cannot be recorded (``interp.attention.record``).
     """
     heads = tuple((int(layer), int(head)) for layer, head in heads)
-    known = sorted({layer for layer, _ in heads} & vlm.layout.blocks.keys())
-    chosen_heads(vlm, [head for _, head in heads], known or None)
+    earlier = sorted({layer for layer, _ in heads} & vlm.module_map.blocks.keys())
+    chosen_heads(vlm, [head for _, head in heads], earlier or None)
     if step > 0:
         raise UserError(f"step={step} comes after the verdict, which is 0; use record_attention, which follows answers")
     layers = sorted(set(chosen_layers(vlm, [layer for layer, _ in heads])))
     with record_attention(vlm, queries=[], maps=[step], layers=layers) as record:
         vlm.score([prompt])
-    (found,) = record.maps
-    places = [(found.layers.index(layer), head) for layer, head in heads]
-    weights = found.weights[[layer for layer, _ in places], [head for _, head in places]]
+    (result,) = record.maps
+    places = [(result.layers.index(layer), head) for layer, head in heads]
+    weights = result.weights[[layer for layer, _ in places], [head for _, head in places]]
     return HeadPatterns(weights, heads, step, prompt, record.rows[0])

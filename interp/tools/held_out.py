@@ -17,17 +17,17 @@ Fold = tuple[np.ndarray, np.ndarray]
 """Rows to fit on, and rows held out."""
 
 
-def columns_of(kept: np.ndarray, *columns: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
-    """The values of the cases that are ``kept``.
+def columns_of(saved: np.ndarray, *columns: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
+    """The values of the cases that are ``saved``.
 
     Raises:
         UserError: a column of another length.
     """
-    found = [np.asarray(column) for column in columns]
-    for column in found:
-        if len(column) != len(kept):
-            raise UserError(f"{len(column)} labels or groups for {len(kept)} rows; there must be one for each row")
-    return [column[kept] for column in found]
+    result = [np.asarray(column) for column in columns]
+    for column in result:
+        if len(column) != len(saved):
+            raise UserError(f"{len(column)} labels or groups for {len(saved)} rows; there must be one for each row")
+    return [column[saved] for column in result]
 
 
 def raked(codes: Int[np.ndarray, " row"], nuisances: Sequence[np.ndarray]) -> Float[np.ndarray, " row"]:
@@ -52,9 +52,9 @@ def raked(codes: Int[np.ndarray, " row"], nuisances: Sequence[np.ndarray]) -> Fl
     values = [np.unique(nuisance, return_inverse=True)[1] for nuisance in nuisances]
     for _ in range(RAKING_ROUNDS):
         for value in values:
-            one, other = (np.bincount(value, weights * (codes == code), int(value.max()) + 1) for code in (0, 1))
+            first, other = (np.bincount(value, weights * (codes == code), int(value.max()) + 1) for code in (0, 1))
             with np.errstate(divide="ignore", invalid="ignore"):
-                factors = np.where((one > 0) & (other > 0), (one + other) / 2 / np.stack([one, other]), 0.0)
+                factors = np.where((first > 0) & (other > 0), (first + other) / 2 / np.stack([first, other]), 0.0)
             weights = weights * factors[codes, value]
     if not (weights > 0).any():
         raise UserError(

@@ -170,7 +170,9 @@ def knockout_by_head(
         UserError: as ``knockout_effect``.
     """
     cuts = [
-        Cut(edges, (layer,), head) for layer in chosen_layers(vlm, layers) for head in range(vlm.layout.heads(layer))
+        Cut(edges, (layer,), head)
+        for layer in chosen_layers(vlm, layers)
+        for head in range(vlm.module_map.heads(layer))
     ]
     return _effects(vlm, prompts, cuts, metric, batch_size)
 
@@ -181,7 +183,7 @@ def windows(vlm: "VLM", width: int, stride: int = 1) -> list[tuple[int, ...]]:
     Raises:
         UserError: a width below 1 or above the number of such layers, or a stride below 1.
     """
-    layers = tuple(vlm.layout.attentions(vlm.model))
+    layers = tuple(vlm.module_map.attentions(vlm.model))
     if not 1 <= width <= len(layers):
         raise UserError(
             f"windows of {width} layers in {vlm.name}; it has {len(layers)} with self-attention; choose 1 to "
@@ -215,13 +217,13 @@ def _effects(
     _check(vlm, edges)
 
     def margins(places: list[int]) -> Float[Tensor, "row one_and_cuts"]:
-        some = [prompts[place] for place in places]
-        return cut_scores(vlm, some, vlm.encode(some), cuts, metric=metric)
+        batch = [prompts[place] for place in places]
+        return cut_scores(vlm, batch, vlm.encode(batch), cuts, metric=metric)
 
-    whole, *cut = vlm.batches.measured(prompts, margins, batch_size=batch_size).unbind(1)
+    full, *cut = vlm.batches.measured(prompts, margins, batch_size=batch_size).unbind(1)
     layers = tuple(tuple(one.layers or ()) for one in cuts)
-    uncut = tuple(layer for layer, block in vlm.layout.blocks.items() if not block.attention)
-    return KnockoutEffects(torch.stack(cut) - whole, whole, edges, layers, tuple(one.head for one in cuts), uncut)
+    uncut = tuple(layer for layer, block in vlm.module_map.blocks.items() if not block.attention)
+    return KnockoutEffects(torch.stack(cut) - full, full, edges, layers, tuple(one.head for one in cuts), uncut)
 
 
 def with_openings(edge: Edge) -> list[Edge]:
@@ -259,7 +261,7 @@ def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
     if unknown:
         raise UserError(f"no segment '{unknown[0]}' to cut an edge at; known: {', '.join(ENDS)}; choose among these")
     if any(name.startswith("image") for name in names):
-        vlm.layout.require_image_tokens(vlm.name)
+        vlm.module_map.require_image_tokens(vlm.name)
 
 
 class _Cutter(Follower):

@@ -45,9 +45,9 @@ class LensResult:
     layers: tuple[int, ...]
     spelling: Mapping[int, str]
 
-    def word(self, place: int, layer: int, row: int, rank: int = 0) -> str:
+    def word(self, position: int, layer: int, row: int, rank: int = 0) -> str:
         """A token as text, by index; "" where a prompt has no such place."""
-        here = (place, layer, row, rank)
+        here = (position, layer, row, rank)
         return "" if self.probabilities[here].isnan() else self.spelling[int(self.tokens[here])]
 
     @property
@@ -112,9 +112,9 @@ def logit_lens(
     margins, tokens, probabilities = [], [], []
     for logits in _logits(vlm, read.values.flatten(0, 2)):
         margins.append((metric or vlm.margin)(logits).float().cpu())
-        found = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
-        tokens.append(found.indices.cpu())
-        probabilities.append(found.values.cpu())
+        result = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
+        tokens.append(result.indices.cpu())
+        probabilities.append(result.values.cpu())
     ids = torch.cat(tokens)
     return LensResult(
         margins=torch.cat(margins).reshape(shape),
@@ -139,7 +139,7 @@ def sequence_lens(
     margins = torch.empty(len(layers), len(prompts))
     states = {}
     for stem in metric.stems:
-        begun = [replace(prompt, begun=(*prompt.begun, *stem)) for prompt in prompts]
+        begun = [replace(prompt, answer_prefix=(*prompt.answer_prefix, *stem)) for prompt in prompts]
         states[stem] = residuals(vlm, begun, places=range(-len(stem), 1), layers=layers).values
     for layer in range(len(layers)):
         for rows in torch.arange(len(prompts)).split(ROWS):
@@ -158,8 +158,8 @@ def _logits(
 
     Those of ``tokens`` (None: of all) are float32.
     """
-    norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
-    after = after_head(vlm.model, vlm.layout)
-    for some in hidden.split(ROWS):
+    norm, head = (vlm.module_map.module(vlm.model, part) for part in ("final_norm", "lm_head"))
+    after = after_head(vlm.model, vlm.module_map)
+    for batch in hidden.split(ROWS):
         with torch.no_grad(), float32_head(vlm.model, tokens):
-            yield after(head(norm(some.to(vlm.device, vlm.dtype))))
+            yield after(head(norm(batch.to(vlm.device, vlm.dtype))))

@@ -118,10 +118,10 @@ class LogitAttribution:
             "bias of attention": (self.layers, self.biases),
             "cross-attention block": (self.crossing_layers, self.crossings),
         }
-        shown = {name: (at, some.mean(-1).numpy()) for name, (at, some) in parts.items() if bool((some != 0).any())}
+        visible = {name: (at, some.mean(-1).numpy()) for name, (at, some) in parts.items() if bool((some != 0).any())}
         rest = {"embedding": self.embedding, "constant": self.constant, "all together": self.total}
         means = {name: float(some.mean()) for name, some in rest.items()}
-        return attribution_figure(self.heads.mean(-1).numpy(), self.layers, shown, means, title=title)
+        return attribution_figure(self.heads.mean(-1).numpy(), self.layers, visible, means, title=title)
 
 
 def direct_logit_attribution(
@@ -138,7 +138,7 @@ def direct_logit_attribution(
     """
     vlm.require("direct_attribution")
     prompts = listed(prompts)
-    layers, crossings = tuple(vlm.layout.attentions(vlm.model)), tuple(vlm.layout.crossings(vlm.model))
+    layers, crossings = tuple(vlm.module_map.attentions(vlm.model)), tuple(vlm.module_map.crossings(vlm.model))
     shapes = {
         "heads": (len(layers), head_count(vlm)),
         "mlps": (len(layers),),
@@ -147,9 +147,11 @@ def direct_logit_attribution(
         **dict.fromkeys(("embedding", "constant", "metric", "scale"), ()),
     }
 
-    def attributed(some: list[int]) -> Float[Tensor, "row part"]:
-        found = _attributed(vlm, [prompts[index] for index in some], metric or vlm.margin)
-        return torch.cat([found[name].reshape(size, len(some)).T for name, size in zip(shapes, sizes, strict=True)], 1)
+    def attributed(batch: list[int]) -> Float[Tensor, "row part"]:
+        result = _attributed(vlm, [prompts[index] for index in batch], metric or vlm.margin)
+        return torch.cat(
+            [result[name].reshape(size, len(batch)).T for name, size in zip(shapes, sizes, strict=True)], 1
+        )
 
     sizes = [math.prod(shape) for shape in shapes.values()]
     parts = vlm.batches.measured(prompts, attributed, batch_size=batch_size).split(sizes, dim=1)
@@ -159,13 +161,13 @@ def direct_logit_attribution(
 
 def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict[str, Tensor]:
     """The fields of ``LogitAttribution`` for one batch."""
-    layout, model = vlm.layout, vlm.model
+    module_map, model = vlm.module_map, vlm.model
     factor = sublayer_factor(model)
     with torch.no_grad():
         with _last_states(vlm) as seen:
             vlm.score(prompts)
         final = seen["final", 0]
-        norm = layout.module(model, "final_norm")
+        norm = module_map.module(model, "final_norm")
         slope, constant, value = _slope(vlm, norm, final, metric)
         frozen = _frozen(norm, final, vlm.name)
         weights = (slope * frozen).cpu()
@@ -174,25 +176,25 @@ def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict
             summed = torch.einsum("r...w,rw->r...", state.float().cpu(), weights)
             return summed.movedim(0, -1)
 
-        whole = torch.zeros_like(final, device="cpu")
+        full = torch.zeros_like(final, device="cpu")
         heads, biases, mlps, crossings = [], [], [], []
-        for layer, sums in layout.head_sums(model).items():
+        for layer, sums in module_map.head_sums(model).items():
             parts, bias = _by_head(sums, seen["heads", layer], head_count(vlm))
-            after = layout.sublayers(model, "attention")[layer]
-            if after is not layout.attentions(model)[layer]:
+            after = module_map.sublayers(model, "attention")[layer]
+            if after is not module_map.attentions(model)[layer]:
                 scale = _frozen(after, (parts.sum(1) + bias).float(), vlm.name)
                 parts, bias = parts.float() * scale[:, None], bias.float() * scale
             parts, bias, mlp = parts * factor, bias * factor, seen["mlp", layer] * factor
             heads.append(effect(parts))
             biases.append(effect(bias))
             mlps.append(effect(mlp))
-            for some in (parts.float().sum(1), bias, mlp):
-                whole += some.float().cpu()
-        for layer in layout.crossings(model):
+            for batch in (parts.float().sum(1), bias, mlp):
+                full += batch.float().cpu()
+        for layer in module_map.crossings(model):
             crossings.append(effect(seen["crossing", layer]))
-            whole += seen["crossing", layer].float().cpu()
-        whole += seen["embedding", 0].float().cpu()
-        _complete(whole, final.float().cpu(), vlm)
+            full += seen["crossing", layer].float().cpu()
+        full += seen["embedding", 0].float().cpu()
+        _complete(full, final.float().cpu(), vlm)
     rows = len(prompts)
     return {
         "heads": torch.stack(heads),
@@ -213,7 +215,7 @@ Seen = dict[tuple[str, int], Tensor]
 def _last_states(vlm: "VLM") -> Iterator[Seen]:
     """What every part has at the last column, while open: heads [row head·dim], everything else [row width]."""
     seen: Seen = {}
-    layout, model = vlm.layout, vlm.model
+    module_map, model = vlm.module_map, vlm.model
 
     def entering(key: tuple[str, int], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen[key] = (args[0] if args else kwargs["hidden_states"])[:, -1]
@@ -228,17 +230,17 @@ def _last_states(vlm: "VLM") -> Iterator[Seen]:
         after = output[0] if isinstance(output, tuple) else output
         seen["crossing", layer] = after[:, -1].float() - before[:, -1].float().to(after.device)  # of the layer before
 
-    crossings = layout.crossings(model)
-    first = crossings[0] if layout.crossing_blocks else layout.module(model, "layers")[0]
+    crossings = module_map.crossings(model)
+    first = crossings[0] if module_map.crossing_blocks else module_map.module(model, "layers")[0]
     with ExitStack() as stack:
         for module, key in (
             (first, ("embedding", 0)),
-            (layout.module(model, "final_norm"), ("final", 0)),
-            *((module, ("heads", layer)) for layer, module in layout.head_sums(model).items()),
+            (module_map.module(model, "final_norm"), ("final", 0)),
+            *((module, ("heads", layer)) for layer, module in module_map.head_sums(model).items()),
         ):
             hook = partial(entering, key)
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        for layer, module in layout.sublayers(model, "mlp").items():
+        for layer, module in module_map.sublayers(model, "mlp").items():
             stack.callback(module.register_forward_hook(partial(leaving, ("mlp", layer))).remove)
         for layer, module in crossings.items():
             stack.callback(module.register_forward_hook(partial(crossed, layer), with_kwargs=True).remove)
@@ -251,8 +253,8 @@ def _slope(
     """The metric's gradient by the normed state, what it has beside that (``constant``), and its value."""
     with torch.enable_grad(), vlm.float32_logits(metric):
         normed = norm(final).detach().requires_grad_()
-        scale = after_head(vlm.model, vlm.layout).scale
-        value = metric(scale * vlm.layout.module(vlm.model, "lm_head")(normed).float()).float()
+        scale = after_head(vlm.model, vlm.module_map).scale
+        value = metric(scale * vlm.module_map.module(vlm.model, "lm_head")(normed).float()).float()
         (slope,) = torch.autograd.grad(value.sum(), normed)
     slope, value = slope.float(), value.detach().cpu()
     return slope, value - (slope * normed.detach().float()).sum(-1).cpu(), value
@@ -273,9 +275,9 @@ def _frozen(norm: Any, state: Float[Tensor, "row width"], name: str) -> Float[Te
     )
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
+def _agree(first: Tensor, other: Tensor) -> bool:
     """Whether two states are the same but for rounding."""
-    return torch.allclose(one, other, rtol=2e-2, atol=1e-3)
+    return torch.allclose(first, other, rtol=2e-2, atol=1e-3)
 
 
 def _by_head(
@@ -285,16 +287,16 @@ def _by_head(
     apart = torch.zeros(len(outputs), heads + 1, outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
     size = outputs.shape[1] // heads
     for head in range(heads):
-        own = slice(head * size, (head + 1) * size)
-        apart[:, head, own] = outputs[:, own]
+        current = slice(head * size, (head + 1) * size)
+        apart[:, head, current] = outputs[:, current]
     through = sums(apart).float()
     bias = through[:, -1]
     return through[:, :-1] - bias[:, None], bias
 
 
-def _complete(whole: Float[Tensor, "row width"], final: Float[Tensor, "row width"], vlm: "VLM") -> None:
+def _complete(full: Float[Tensor, "row width"], final: Float[Tensor, "row width"], vlm: "VLM") -> None:
     """Checks that the parts add up to the state that the final norm saw."""
-    off = float(((whole - final).norm(dim=-1) / final.norm(dim=-1)).max())
+    off = float(((full - final).norm(dim=-1) / final.norm(dim=-1)).max())
     if not off <= TOLERANCE[vlm.dtype]:
         raise UserError(
             f"the heads, MLPs and embedding of {vlm.name} give {1 - off:.0%} of its last hidden state; direct "

@@ -145,13 +145,13 @@ def part_effects(
     clean: Prompt | Sequence[Prompt],
     other: Prompt | Sequence[Prompt],
     *,
-    place: Place = "verdict",
+    position: Place = "verdict",
     parts: Sequence[Part] | None = None,
     replace: str = "counterfactual",
     reference: Sequence[Prompt] | None = None,
     batch_size: int | None = None,
 ) -> PartEffects:
-    """Exact effects of ``parts`` (default: every head and MLP) at ``place``, in both directions of each pair.
+    """Exact effects of ``parts`` (default: every head and MLP) at ``position``, in both directions of each pair.
 
     ``replace`` says by what a part's output is replaced: the other run's ("counterfactual"), its mean at the place over
     ``reference`` (default: all prompts given), or 0. Costs a forward a part and direction: at the verdict one of a
@@ -161,12 +161,13 @@ def part_effects(
         UserError: the model is in 16 bits, lists of different lengths, an unknown part or place, or pairs that do not
             align at the place (``misaligned``).
     """
-    known = parts_of(vlm)
-    found = part_set_effects(
-        vlm, clean, other, [(part,) for part in (known if parts is None else parts)], place=place, replace=replace,
+    earlier = parts_of(vlm)
+    result = part_set_effects(
+        vlm, clean, other, [(part,) for part in (earlier if parts is None else parts)], position=position,
+        replace=replace,
         reference=reference, batch_size=batch_size,
     )  # fmt: skip
-    return PartEffects(**vars(found), absent=absent_parts(vlm))
+    return PartEffects(**vars(result), absent=absent_parts(vlm))
 
 
 def part_set_effects(
@@ -175,7 +176,7 @@ def part_set_effects(
     other: Prompt | Sequence[Prompt],
     sets: Sequence[Sequence[Part]],
     *,
-    place: Place = "verdict",
+    position: Place = "verdict",
     replace: str = "counterfactual",
     reference: Sequence[Prompt] | None = None,
     hold_later: bool = False,
@@ -197,41 +198,43 @@ def part_set_effects(
     check_precise(vlm)
     if replace not in _NAMED:
         raise UserError(f"replace={replace!r}; known: {', '.join(_NAMED)}; choose among these")
-    check_places(vlm, [place], PATCHABLE if replace == "counterfactual" else READABLE)
-    known, asked = parts_of(vlm), tuple(tuple(parts) for parts in sets)
-    if not asked or not all(asked):
+    check_places(vlm, [position], PATCHABLE if replace == "counterfactual" else READABLE)
+    earlier, questions = parts_of(vlm), tuple(tuple(parts) for parts in sets)
+    if not questions or not all(questions):
         raise UserError("no parts to replace; name one or more in each set")
-    if unknown := {part for parts in asked for part in parts} - set(known):
+    if unknown := {part for parts in questions for part in parts} - set(earlier):
         raise UserError(
-            f"{vlm.name} has no part {min(map(str, unknown))}; there are {known[0]} to {known[-1]}; choose among these"
+            f"{vlm.name} has no part {min(map(str, unknown))}; there are {earlier[0]} to {earlier[-1]}; choose one"
         )
-    every = [part for part in known if any(part in parts for parts in asked)]
-    fixed = _fixed(vlm, every, place, replace, [*clean, *other] if reference is None else list(reference))
+    every = [part for part in earlier if any(part in parts for parts in questions)]
+    fixed = _fixed(vlm, every, position, replace, [*clean, *other] if reference is None else list(reference))
 
-    def held(batch: PairBatch, some: list[int]) -> States:
+    def held(batch: PairBatch, part: list[int]) -> States:
         """What the receiving prompts' own parts put out."""
-        turned = PairBatch.of(vlm, batch.other, batch.clean, some)
-        own = turned.aligned(place)[1] if replace == "counterfactual" else batch.columns(place)
-        return _states(vlm, turned, known, own)
+        turned = PairBatch.of(vlm, batch.other, batch.clean, part)
+        current = turned.aligned(position)[1] if replace == "counterfactual" else batch.columns(position)
+        return _states(vlm, turned, earlier, current)
 
-    def margins(some: list[int]) -> Float[Tensor, "row value"]:
+    def margins(part: list[int]) -> Float[Tensor, "row value"]:
         """Whether whole runs were needed, clean and other margins, then both directions of every set."""
-        members = [clean[index] for index in some], [other[index] for index in some]
-        found, whole = [], False
+        members = [clean[index] for index in part], [other[index] for index in part]
+        result, full = [], False
         for receiver, giver in (members, members[::-1]):
-            batch = PairBatch.of(vlm, receiver, giver, some)
-            receiving, giving = batch.aligned(place) if replace == "counterfactual" else (batch.columns(place), None)
+            batch = PairBatch.of(vlm, receiver, giver, part)
+            receiving, giving = (
+                batch.aligned(position) if replace == "counterfactual" else (batch.columns(position), None)
+            )
             states = fixed if giving is None else _states(vlm, batch, every, giving)
             alone = _only_last(vlm, batch, receiving)
-            later = held(batch, some) if hold_later else {}
-            found.append(_replaced(vlm, batch, asked, receiving, states, later, alone))
-            whole |= not alone
-        (before, moved), (after, moved_back) = found
-        return torch.stack([torch.full_like(before, float(whole)), before, after, *moved, *moved_back], dim=1)
+            later = held(batch, part) if hold_later else {}
+            result.append(_replaced(vlm, batch, questions, receiving, states, later, alone))
+            full |= not alone
+        (before, moved), (after, moved_back) = result
+        return torch.stack([torch.full_like(before, float(full)), before, after, *moved, *moved_back], dim=1)
 
-    whole, before, after, *moved = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
-    how = f"{WHOLE_RUNS if bool(whole.any()) else ONE_COLUMN}; replaced by {_NAMED[replace]}"
-    return SetEffects(torch.stack(moved).unflatten(0, (2, len(asked))), before, after, asked, place, how)
+    full, before, after, *moved = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
+    how = f"{WHOLE_RUNS if bool(full.any()) else ONE_COLUMN}; replaced by {_NAMED[replace]}"
+    return SetEffects(torch.stack(moved).unflatten(0, (2, len(questions))), before, after, questions, position, how)
 
 
 _NAMED = {"counterfactual": "the other run's output", "mean": "the mean output", "zero": "0"}
@@ -242,7 +245,7 @@ def part_attribution(
     clean: Prompt | Sequence[Prompt],
     other: Prompt | Sequence[Prompt],
     *,
-    place: Place = "all",
+    position: Place = "all",
     steps: int = 0,
     batch_size: int | None = None,
 ) -> PartEffects:
@@ -257,32 +260,34 @@ def part_attribution(
     vlm.require("sublayers")
     vlm.require("heads")
     clean, other = paired(clean, other)
-    check_places(vlm, [place], PATCHABLE)
+    check_places(vlm, [position], PATCHABLE)
     if steps < 0:
         raise UserError(f"steps={steps}; 0 for the average of both runs, or a number of points between them")
     parts = parts_of(vlm)
 
-    def estimates(some: list[int]) -> Float[Tensor, "row value"]:
-        batch = PairBatch.of(vlm, [clean[i] for i in some], [other[i] for i in some], some)
-        own, its = batch.aligned(place)
-        before, at_clean, values, entering = _gradients(vlm, batch.clean_inputs, own)
+    def estimates(chosen: list[int]) -> Float[Tensor, "row value"]:
+        batch = PairBatch.of(vlm, [clean[i] for i in chosen], [other[i] for i in chosen], chosen)
+        current, its = batch.aligned(position)
+        before, at_clean, values, entering = _gradients(vlm, batch.clean_inputs, current)
         after, at_other, others, entering_other = _gradients(vlm, batch.other_inputs, its)
         if steps:
             whole_own, whole_its = batch.aligned("all")
             way = torch.zeros_like(entering)
             way[whole_own] = entering_other[whole_its] - entering[whole_own]
-            points = [_gradients(vlm, batch.clean_inputs, own, way * ((at + 0.5) / steps))[1] for at in range(steps)]
+            points = [
+                _gradients(vlm, batch.clean_inputs, current, way * ((at + 0.5) / steps))[1] for at in range(steps)
+            ]
             slopes = {key: torch.stack([point[key] for point in points]).mean(0) for key in values}
         else:
             slopes = {key: (at_clean[key] + at_other[key]) / 2 for key in values}
-        found = [_share(part, slopes, values, others, own[0], len(some)) for part in parts]
-        return torch.stack([before, after, *found], dim=1).cpu()
+        result = [_share(part, slopes, values, others, current[0], len(chosen)) for part in parts]
+        return torch.stack([before, after, *result], dim=1).cpu()
 
-    before, after, *found = vlm.batches.measured(clean, estimates, batch_size=batch_size).unbind(1)
-    estimated = torch.stack(found)
+    before, after, *result = vlm.batches.measured(clean, estimates, batch_size=batch_size).unbind(1)
+    estimated = torch.stack(result)
     how = f"integrated gradients at {steps} points" if steps else "gradients averaged over both runs"
     both, sets = torch.stack([estimated, -estimated]), tuple((part,) for part in parts)
-    return PartEffects(both, before, after, sets, place, how, absent_parts(vlm))
+    return PartEffects(both, before, after, sets, position, how, absent_parts(vlm))
 
 
 def agreement(estimate: PartEffects, exact: PartEffects) -> pd.DataFrame:
@@ -301,7 +306,9 @@ def agreement(estimate: PartEffects, exact: PartEffects) -> pd.DataFrame:
 
 def parts_of(vlm: "VLM") -> list[Part]:
     """All heads of the layers that have self-attention, and all MLPs, by layer."""
-    heads = [Part("head", layer, head) for layer in layers_of(vlm, "head") for head in range(vlm.layout.heads(layer))]
+    heads = [
+        Part("head", layer, head) for layer in layers_of(vlm, "head") for head in range(vlm.module_map.heads(layer))
+    ]
     return sorted([*heads, *(Part("mlp", layer) for layer in layers_of(vlm, "mlp"))], key=lambda part: part.layer)
 
 
@@ -322,7 +329,7 @@ def random_alike(parts: Sequence[Part], best: Sequence[int], rng: np.random.Gene
 
 def absent_parts(vlm: "VLM") -> tuple[str, ...]:
     """What is no part here, and why, in a sentence each."""
-    crossing = sorted(vlm.layout.crossings(vlm.model))
+    crossing = sorted(vlm.module_map.crossings(vlm.model))
     if not crossing:
         return ()
     return (f"layers {', '.join(map(str, crossing))}: the blocks that read the picture by cross-attention have a gate "
@@ -359,32 +366,32 @@ def _layers_by_kind(keys: Collection[tuple[str, int]]) -> dict[Kind, list[int]]:
     }
 
 
-def _fixed(vlm: "VLM", parts: Sequence[Part], place: Place, replace: str, reference: Sequence[Prompt]) -> States:
+def _fixed(vlm: "VLM", parts: Sequence[Part], position: Place, replace: str, reference: Sequence[Prompt]) -> States:
     """The mean output, or 0, of each kind and layer."""
     if replace == "counterfactual":
         return {}
-    found: States = {}
+    result: States = {}
     for kind, layers in _by_kind(parts).items():
         prompts = reference if replace == "mean" else reference[:1]
-        values = activations(vlm, prompts, what=kind, places=(place,), layers=layers).values[0]
+        values = activations(vlm, prompts, what=kind, places=(position,), layers=layers).values[0]
         for layer, states in zip(layers, values, strict=True):
             mean = states.nanmean(0)
-            found[kind, layer] = mean if replace == "mean" else torch.zeros_like(mean)
-    return found
+            result[kind, layer] = mean if replace == "mean" else torch.zeros_like(mean)
+    return result
 
 
 def _states(vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Tensor, Tensor]) -> States:
     """What the parts of the batch's other prompts put out at ``where``, rows and columns."""
-    found: States = {}
+    result: States = {}
 
     def keep(here: LayerStates, kind: str) -> None:
-        found[kind, here.layer] = here.hidden[where]
+        result[kind, here.layer] = here.hidden[where]
 
     with ExitStack() as stack:
         for kind, layers in _by_kind(parts).items():
             stack.enter_context(edit_activations(vlm, partial(keep, kind=kind), what=kind, layers=layers))
         vlm.score(batch.other, encoded=batch.other_inputs)
-    return found
+    return result
 
 
 def _only_last(vlm: "VLM", batch: PairBatch, where: tuple[Tensor, Tensor]) -> bool:
@@ -404,8 +411,8 @@ def _replaced(
 ) -> tuple[Float[Tensor, " row"], list[Float[Tensor, " row"]]]:
     """The receiving prompts' margins, and by how much each set moves them."""
     last = batch.clean_segments.width - 1
-    whole = partial(vlm.score, batch.clean, encoded=batch.clean_inputs)
-    run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else whole
+    full = partial(vlm.score, batch.clean, encoded=batch.clean_inputs)
+    run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else full
     rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
     before = run()
     return before, [_run_with(vlm, run, parts, (rows, columns), states, later) - before for parts in sets]
@@ -468,8 +475,8 @@ def _gradients(
         for kind in get_args(Kind):
             stack.enter_context(edit_activations(vlm, partial(adding, kind=kind), what=kind))
         margins = vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
-        found = torch.autograd.grad(margins.sum(), list(shifts.values()))
-    return margins.detach().float(), dict(zip(shifts, found, strict=True)), values, entering[-1]
+        result = torch.autograd.grad(margins.sum(), list(shifts.values()))
+    return margins.detach().float(), dict(zip(shifts, result, strict=True)), values, entering[-1]
 
 
 def _share(
@@ -478,5 +485,5 @@ def _share(
     """(a − u) · gradient of one part, summed over the columns of each row."""
     key = part.kind, part.layer
     product = ((others[key] - values[key]) * slopes[key]).float()
-    own = (product if part.head is None else product[..., part.head, :]).sum(-1)
-    return torch.zeros(count, device=own.device).index_add(0, rows.to(own.device), own)
+    current = (product if part.head is None else product[..., part.head, :]).sum(-1)
+    return torch.zeros(count, device=current.device).index_add(0, rows.to(current.device), current)

@@ -71,13 +71,13 @@ class PatchEffects:
         unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
         return (self.moved / (self.other - self.clean)).masked_fill(_over(unknown, self.moved), torch.nan)
 
-    def at(self, place: Place, layer: int) -> Float[Tensor, "*head row"]:
+    def at(self, position: Place, layer: int) -> Float[Tensor, "*head row"]:
         """The effects of one place and layer.
 
         Raises:
             UserError: a place or layer that was not patched.
         """
-        return self.values[cell(place, layer, self.places, self.layers, done="patched", do="patch")]
+        return self.values[cell(position, layer, self.places, self.layers, done="patched", do="patch")]
 
     @property
     def table(self) -> pd.DataFrame:
@@ -110,12 +110,12 @@ class PatchEffects:
         from interp.figures.effects import patch_figure
 
         values = self.values.numpy()
-        known = ~np.isnan(values)
-        if not known.any():
+        earlier = ~np.isnan(values)
+        if not earlier.any():
             reason = next((reason for rows in self.reasons for reason in rows if reason), "no pair")
             raise UserError(f"no effect of patching to draw ({reason}); each is a share of a gap; patch other pairs")
-        means = np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
-        means[~known.any(-1)] = np.nan
+        means = np.where(earlier, values, 0).sum(-1) / np.maximum(earlier.sum(-1), 1)
+        means[~earlier.any(-1)] = np.nan
         return patch_figure(means, self.places, self.layers, what=self.what, title=title)
 
 
@@ -153,10 +153,10 @@ def patch(
     pictured = what == "residual" and any(place in PICTURED for place in places)
     cells = [(place, layer, head) for place in places for layer in layers for head in chosen or (None,)]
 
-    def margins(some: list[int]) -> Float[Tensor, "row margin"]:
+    def margins(part: list[int]) -> Float[Tensor, "row margin"]:
         """Clean, other, whether neither has a place, by place, and patched, by place, layer and head."""
         batch = PairBatch.of(
-            vlm, [clean[index] for index in some], [other[index] for index in some], some, what, metric
+            vlm, [clean[index] for index in part], [other[index] for index in part], part, what, metric
         )
         columns = {place: batch.aligned(place) for place in places}
         scores: list[Tensor] = []
@@ -164,12 +164,12 @@ def patch(
         def score() -> None:
             scores.append(vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric))
 
-        ends = picture_ends(vlm.model, vlm.layout, score) if pictured else 0
+        ends = picture_ends(vlm.model, vlm.module_map, score) if pictured else 0
         if not scores:
             score()
         (before,) = scores
         after = batch.read(vlm, columns, layers)
-        absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
+        absent = [_absent(columns[place][0], len(part)).to(before) for place in places]
         patched = [
             torch.full_like(before, torch.nan)
             if place in PICTURED and layer < ends
@@ -191,7 +191,7 @@ def patch(
         reasons=_reasons(missing.tolist(), (other_margins - clean_margins).abs().tolist(), least_gap),
         what=what,
         heads=chosen,
-        picture_ends=picture_ends(vlm.model, vlm.layout, lambda: vlm.score(clean[:1])) if pictured else 0,
+        picture_ends=picture_ends(vlm.model, vlm.module_map, lambda: vlm.score(clean[:1])) if pictured else 0,
     )
 
 
@@ -205,11 +205,11 @@ def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, 
         UserError: an unknown place, or lists of different lengths.
     """
     check_places(vlm, places, PATCHABLE)
-    found = []
-    for i, (one, another) in enumerate(zip(*paired(clean, other), strict=True)):
-        batch = PairBatch.of(vlm, [one], [another], [i])
-        found.append(next((reason for place in places if (reason := batch.mismatch(place, 0))), ""))
-    return found
+    result = []
+    for i, (first, another) in enumerate(zip(*paired(clean, other), strict=True)):
+        batch = PairBatch.of(vlm, [first], [another], [i])
+        result.append(next((reason for place in places if (reason := batch.mismatch(place, 0))), ""))
+    return result
 
 
 def paired(
@@ -262,40 +262,42 @@ class PairBatch:
         a, b = vlm.encode(clean), vlm.encode(other)
         return cls(clean, other, indices, a, b, segment(vlm, clean, a), segment(vlm, other, b), {}, what, metric)
 
-    def aligned(self, place: Place) -> tuple[Columns, Columns]:
+    def aligned(self, position: Place) -> tuple[Columns, Columns]:
         """The columns of a place in the clean and the other batch, in the same order."""
         for row in range(len(self.clean)):
-            reason = self.mismatch(place, row)
+            reason = self.mismatch(position, row)
             if reason:
                 raise UserError(
                     f"pair {self.indices[row]} ({_name(self.clean[row])} and {_name(self.other[row])}) does not align "
-                    f"at '{place_name(place)}': {reason}; patching goes column by column; leave the pair out "
+                    f"at '{place_name(position)}': {reason}; patching goes column by column; leave the pair out "
                     "(misaligned) or choose another place"
                 )
-        found = (_columns(some, place).nonzero(as_tuple=True) for some in (self.clean_segments, self.other_segments))
-        a, b = found
+        result = (
+            _columns(some, position).nonzero(as_tuple=True) for some in (self.clean_segments, self.other_segments)
+        )
+        a, b = result
         return (a[0], a[1]), (b[0], b[1])
 
-    def columns(self, place: Place) -> Columns:
+    def columns(self, position: Place) -> Columns:
         """The rows and columns of a place in the clean batch."""
-        rows, there = _columns(self.clean_segments, place).nonzero(as_tuple=True)
+        rows, there = _columns(self.clean_segments, position).nonzero(as_tuple=True)
         return rows, there
 
-    def mismatch(self, place: Place, row: int) -> str:
+    def mismatch(self, position: Place, row: int) -> str:
         """Why a pair is not aligned at a place, or ""."""
         sides = (self.clean_segments, self.other_segments)
-        one, another = (_columns(some, place)[row].nonzero()[:, 0].tolist() for some in sides)
+        first, another = (_columns(some, position)[row].nonzero()[:, 0].tolist() for some in sides)
         a, b = (some.rows[row] for some in sides)
-        if len(one) != len(another):
-            return f"{len(one)} columns against {len(another)}"
-        labels = [(a.labels[i], b.labels[j]) for i, j in zip(one, another, strict=True)]
-        tokens = [(a.input_ids[i], b.input_ids[j]) for i, j in zip(one, another, strict=True)]
+        if len(first) != len(another):
+            return f"{len(first)} columns against {len(another)}"
+        labels = [(a.labels[i], b.labels[j]) for i, j in zip(first, another, strict=True)]
+        tokens = [(a.input_ids[i], b.input_ids[j]) for i, j in zip(first, another, strict=True)]
         if any(left != right for left, right in labels):
             return "segments of other lengths"
         if (
-            not isinstance(place, int)
-            and place not in SINGLE
-            and _positions(a.labels, one) != _positions(b.labels, another)
+            not isinstance(position, int)
+            and position not in SINGLE
+            and _positions(a.labels, first) != _positions(b.labels, another)
         ):
             return "its columns stand at other positions"
         shapes = [[tuple(grid.columns.shape) for grid in side.grids] for side in (a, b)]
@@ -312,8 +314,8 @@ class PairBatch:
 
         def keep(here: LayerStates) -> None:
             behind = here.hidden[:, self.other_segments.width :]
-            for place, (_, (rows, there)) in columns.items():
-                self.states.setdefault((place, here.layer), []).append((here.hidden[rows, there], behind))
+            for position, (_, (rows, there)) in columns.items():
+                self.states.setdefault((position, here.layer), []).append((here.hidden[rows, there], behind))
 
         with edit_activations(vlm, keep, what=self.what, layers=layers):
             return vlm.score(self.other, encoded=self.other_inputs, metric=self.metric)
@@ -322,19 +324,19 @@ class PairBatch:
         self,
         vlm: "VLM",
         columns: tuple[Columns, Columns],
-        place: Place,
+        position: Place,
         layer: int,
         head: int | None,
     ) -> Float[Tensor, " row"]:
         """The clean prompts' margins with one place at one layer (of one head) replaced."""
         rows, there = columns[0]
-        forwards = iter(self.states[place, layer])
+        forwards = iter(self.states[position, layer])
 
         def replacement(here: LayerStates) -> Tensor:
             hidden, (states, behind) = here.hidden.clone(), next(forwards)
             part = slice(None) if head is None else head
             hidden[rows, there, part] = states[:, part]
-            if place in ("verdict", "all"):
+            if position in ("verdict", "all"):
                 hidden[:, self.clean_segments.width :, part] = behind[:, :, part]
             return hidden
 
@@ -347,11 +349,11 @@ def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> T
     return by_place.reshape(len(by_place), *[1] * (values.ndim - 2), -1)
 
 
-def _columns(segments: Segments, place: Place) -> Tensor:
+def _columns(segments: Segments, position: Place) -> Tensor:
     """True at a place, row × column. ``all`` is everything but padding."""
-    if place == "all":
+    if position == "all":
         return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
-    return at_place(segments, place, 0, segments.width)
+    return at_place(segments, position, 0, segments.width)
 
 
 def _positions(labels: Sequence[str], columns: list[int]) -> list[int]:

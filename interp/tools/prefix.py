@@ -48,7 +48,7 @@ class Prefix:
         sliding = getattr(vlm.model.config.get_text_config(), "sliding_window", None)
         return (
             0 < columns < segments.width
-            and vlm.layout.model_type in CAUSAL
+            and vlm.module_map.model_type in CAUSAL
             and sliding is None
             and not bool((after == SEGMENTS.index(IMAGE)).any())
         )

@@ -99,38 +99,38 @@ def probe(
     if folds < 2:
         raise UserError(f"folds={folds}: a held-out number needs at least 2")
     states = hidden.double().numpy()
-    kept = ~np.isnan(states).any((0, 2))
-    values, group, *nuisances = columns_of(kept, labels, groups, *balance)
+    saved = ~np.isnan(states).any((0, 2))
+    values, group, *nuisances = columns_of(saved, labels, groups, *balance)
     names, codes = np.unique(values, return_inverse=True)
     classes = tuple(map(str, names.tolist()))
-    found = _nothing(hidden, classes, codes, group)
-    if not kept.any():
-        return replace(found, reason="no case has such a place")
+    result = _nothing(hidden, classes, codes, group)
+    if not saved.any():
+        return replace(result, reason="no case has such a place")
     try:
         splits = grouped_folds(codes, group, folds=folds, seed=seed, names=classes)
     except UserError as error:
-        return replace(found, reason=str(error))
+        return replace(result, reason=str(error))
     rng = np.random.default_rng(seed)
     weighted = _weighted(codes, splits, nuisances)
     draws = [_shuffled(codes, group, splits, rng) for _ in range(shuffles)]
     controls = [(dealt, _weighted(dealt, splits, nuisances)) for dealt in draws]
-    for layer, state in enumerate(states[:, kept]):
+    for layer, state in enumerate(states[:, saved]):
         scores = _held_out(state, codes, weighted)
-        found.predicted[layer, kept] = guess = scores.argmax(1)
-        found.accuracy[layer] = (guess == codes).mean()
-        found.balanced_accuracy[layer] = balanced_accuracy_score(codes, guess)
+        result.predicted[layer, saved] = guess = scores.argmax(1)
+        result.accuracy[layer] = (guess == codes).mean()
+        result.balanced_accuracy[layer] = balanced_accuracy_score(codes, guess)
         if len(names) == 2:
-            found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
-            found.auroc[layer] = roc_auc_score(codes, margin)
+            result.score[layer, saved] = margin = scores[:, 1] - scores[:, 0]
+            result.auroc[layer] = roc_auc_score(codes, margin)
         if not controls:
             continue
         shuffled = [(one[0], _held_out(state, *one)) for one in controls]
-        found.control[layer] = np.mean([balanced_accuracy_score(dealt, one.argmax(1)) for dealt, one in shuffled])
+        result.control[layer] = np.mean([balanced_accuracy_score(dealt, one.argmax(1)) for dealt, one in shuffled])
         if len(names) == 2:
-            found.control_auroc[layer] = np.mean(
+            result.control_auroc[layer] = np.mean(
                 [roc_auc_score(dealt, one[:, 1] - one[:, 0]) for dealt, one in shuffled]
             )
-    return found
+    return result
 
 
 def discriminant(
@@ -182,11 +182,11 @@ Weighted = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def _weighted(codes: Int[np.ndarray, " row"], splits: list[Fold], nuisances: Sequence[np.ndarray]) -> Weighted:
-    found = []
+    result = []
     for train, test in splits:
         weights = raked(codes[train], [nuisance[train] for nuisance in nuisances])
-        found.append((train[weights > 0], weights[weights > 0], test))
-    return found
+        result.append((train[weights > 0], weights[weights > 0], test))
+    return result
 
 
 def _held_out(

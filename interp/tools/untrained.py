@@ -46,16 +46,16 @@ def untrained(vlm: "VLM", *, seed: int = 0) -> "VLM":
 
     if why := why_not(vlm):
         raise UserError(f"an untrained model of {vlm.name}'s shape cannot be made: {why}; use a smaller model")
-    own = {name.replace(".base_layer.", "."): weight for name, weight in vlm.model.named_parameters()}
+    current = {name.replace(".base_layer.", "."): weight for name, weight in vlm.model.named_parameters()}
     kind: Any = type(vlm.model)
     with torch.random.fork_rng(devices=[vlm.device] if vlm.device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
         model = kind._from_config(copy.deepcopy(vlm.model.config), dtype=vlm.dtype)
         for name, weight in model.named_parameters():
-            trained = own.get(name)
+            trained = current.get(name)
             if trained is not None and trained.shape == weight.shape and trained.dtype == weight.dtype:
                 numbers = trained.detach().cpu().flatten()
                 weight.copy_(numbers[torch.randperm(len(numbers))].view_as(weight))
-    found = VLM(model.eval().to(vlm.device), vlm.processor, name=f"{vlm.name} untrained")
-    found.batches.follow(vlm.batches)
-    return found
+    result = VLM(model.eval().to(vlm.device), vlm.processor, name=f"{vlm.name} untrained")
+    result.batches.follow(vlm.batches)
+    return result

@@ -122,8 +122,8 @@ def diffuse_prompts(
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.
     """
     keys = [picture_key(p.key, number) for p in prompts for number in range(1, len(p.images) + 1)]
-    if vlm.layout.geometry != "unknown" or repeats_pixels(encoded, vlm.model.config):
-        if len(keys) != len(prompts) and joins_pictures(vlm.layout):
+    if vlm.module_map.geometry != "unknown" or repeats_pixels(encoded, vlm.model.config):
+        if len(keys) != len(prompts) and joins_pictures(vlm.module_map):
             if only:
                 raise UserError(
                     f"images={list(only)} with noise on processed pixels: {vlm.name} packs the pictures of a prompt "

@@ -46,7 +46,7 @@ def joins_rows(vlm: "VLM") -> bool:
     """
     from interp.prompt import Prompt
 
-    if vlm.layout.geometry != "unknown":
+    if vlm.module_map.geometry != "unknown":
         return True
     if vlm not in _JOINS:
         prompt = Prompt("?", Image.new("RGB", (64, 48)))

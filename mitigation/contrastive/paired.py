@@ -20,8 +20,8 @@ from transformers.generation.streamers import BaseStreamer
 from interp.errors import UserError
 from interp.families import PER_TOKEN
 from interp.hooks.attention import is_intercepted
-from interp.layout import layout_for
 from interp.margin import AnswerScores
+from interp.module_map import module_map_of
 from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast, cut
 from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor
@@ -200,10 +200,10 @@ def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mappi
 
 def _refuse_bare_rows(model: PreTrainedModel, noised: Mapping[str, Any]) -> None:
     """Reject noised rows without pictures for Llama 3.2, which skips cross-attention layers for whole batches only."""
-    layout = layout_for(model)
-    if layout.cross_attended and noised.get("pixel_values") is None:
+    module_map = module_map_of(model)
+    if module_map.cross_attended and noised.get("pixel_values") is None:
         raise UserError(
-            f"the noised prompts have no picture, and {layout.model_type} leaves out layers for a whole batch without "
+            f"the noised prompts have no picture, and {module_map.model_type} skips layers for a whole batch without "
             "pictures; prompts with and without cannot be one batch; contrast them in two branches "
             "(branch='sequential', VisualContrastiveLogitsProcessor)"
         )

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.layout import Layout, layout_for
+from interp.module_map import ModuleMap, module_map_of
 
 GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row per image
 
@@ -35,7 +35,7 @@ def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
     count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
     if count == len(inputs["input_ids"]):
         return [range(row, row + 1) for row in range(count)]
-    tokens = (inputs["input_ids"] == layout_for(config).image_token_id(config)).sum(dim=1).tolist()
+    tokens = (inputs["input_ids"] == module_map_of(config).image_token_id(config)).sum(dim=1).tolist()
     if inputs.get(GRIDS) is None:
         sizes = [sum(tokens) // count] * count
     else:
@@ -88,7 +88,7 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
             "packs its pictures in another way; use mitigation.VCD, which measures it"
         )
     rows = [1] * len(pixels)  # of pixel_values by picture: one, or its number of tiles
-    if model is not None and pixels.ndim != 5 and layout_for(model).geometry == "tiles":
+    if model is not None and pixels.ndim != 5 and module_map_of(model).geometry == "tiles":
         rows = [len(each) for each in image_rows(inputs, config)]
     if count != (number := len(rows) if sum(rows) == len(pixels) else len(pixels)):
         raise UserError(
@@ -106,9 +106,9 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
     return Pictures(views, [[_size(view)] * len(view) for view in views], False, torch.cat)
 
 
-def joins_pictures(layout: Layout) -> bool:
+def joins_pictures(module_map: ModuleMap) -> bool:
     """Return whether the pictures of a prompt are one row of ``pixel_values``, or rows grouped by prompt."""
-    return layout.geometry in ("tiles", "cross_attention")
+    return module_map.geometry in ("tiles", "cross_attention")
 
 
 def repeats_pixels(inputs: Mapping[str, Any], config: Any) -> bool:

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
 from interp.hooks.forward import paused
-from interp.layout import Layout, layout_for
+from interp.module_map import ModuleMap, module_map_of
 
 Prefill = Callable[[Mapping[str, Any], Callable[[], Any]], Any]
 """(inputs, run) → the result of ``run``, or a copy of an earlier result for the same inputs."""
@@ -38,10 +38,10 @@ class SecondBranch:
         self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False, prefill: Prefill | None = None
     ) -> None:
         model, self._prefill = bare(model), prefill
-        layout = layout_for(model)
+        module_map = module_map_of(model)
         check_inputs(model, inputs, blind=blind)
-        self._model, self._along, self.speaker = model, layout.along, speaker_of(model)
-        self._prompts = _prompts(model, layout, inputs)
+        self._model, self._along, self.speaker = model, module_map.along, speaker_of(model)
+        self._prompts = _prompts(model, module_map, inputs)
         self.reset()
 
     @property
@@ -133,12 +133,12 @@ class _Prompts:
     padded: bool
 
 
-def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
+def _prompts(model: PreTrainedModel, module_map: ModuleMap, inputs: Mapping[str, Any]) -> _Prompts:
     """Return the prompts with positions as in generate(): from 0 at the first real token; 0 for padding."""
     rest = dict(inputs)
     mask: Tensor = rest.pop("attention_mask")
     positions = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
-    if layout.position_kind == "mrope":
+    if module_map.position_kind == "mrope":
         with _kept_deltas(model):
             prepared: Any = model._prepare_position_ids_for_generation
             positions = prepared(rest["input_ids"], {**rest, "attention_mask": mask})
@@ -164,7 +164,7 @@ def bare(model: Any) -> Any:
 def speaker_of(model: Any) -> Any:
     """Return the module with the output head. Nested in InstructBLIP: the outer forward embeds, the inner decodes."""
     model = bare(model)
-    return model.get_submodule(layout_for(model).lm_head.rpartition(".")[0])
+    return model.get_submodule(module_map_of(model).lm_head.rpartition(".")[0])
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
@@ -173,7 +173,7 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
     Raises:
         UserError: missing inputs, right padding or (unless ``blind``) prompts without a picture.
     """
-    layout = layout_for(model)
+    module_map = module_map_of(model)
     needed = ("input_ids", "attention_mask") if blind else ("input_ids", "attention_mask", "pixel_values")
     absent = [key for key in needed if inputs.get(key) is None]
     if absent:
@@ -188,10 +188,10 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
         )
     if blind:
         return
-    if layout.cross_attended:
-        without = ~torch.stack([inputs[name].flatten(1).any(dim=1) for name in layout.along]).any(dim=0)
+    if module_map.cross_attended:
+        without = ~torch.stack([inputs[name].flatten(1).any(dim=1) for name in module_map.along]).any(dim=0)
     else:
-        without = (inputs["input_ids"] != layout.image_token_id(model.config)).all(dim=1)
+        without = (inputs["input_ids"] != module_map.image_token_id(model.config)).all(dim=1)
     if bool(without.any()):
         rows = without.nonzero().flatten().tolist()
         raise UserError(

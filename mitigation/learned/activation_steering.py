@@ -84,7 +84,7 @@ class DirectionSteering:
         questions = [prompt.text for prompt in prompts]
         fitted = [
             fit_direction(
-                read.at("verdict", layer), labels, questions, name=self.towards, place="verdict", layer=layer,
+                read.at("verdict", layer), labels, questions, name=self.towards, position="verdict", layer=layer,
                 kind=self.kind, seed=self.seed,
             )
             for layer in layers

@@ -82,7 +82,7 @@ class AblateDirection:
         read = residuals(vlm, prompts, layers=range(1, last + 1))
         questions = [prompt.text for prompt in prompts]
         fitted = [
-            fit_direction(read.at("verdict", layer), unsafe, questions, name="unsafe", place="verdict", layer=layer)
+            fit_direction(read.at("verdict", layer), unsafe, questions, name="unsafe", position="verdict", layer=layer)
             for layer in layers
         ]
         suspects = suspects[:: max(1, len(suspects) // CHOOSING_CASES)]

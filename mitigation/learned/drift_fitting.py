@@ -108,15 +108,15 @@ def learn_drift(
         return [answers[row] for row in range(len(batch))]
 
     captions = vlm.batches.gathered(list(prompts), described)
-    known, shown = sorted(set(captions)), list(prompts)
+    earlier, visible = sorted(set(captions)), list(prompts)
     in_words = targets = residuals(vlm, words.in_words(prompts, captions), layers=layers)
     if settings.correction == "mean":
-        shown = [replace(prompt, image=random_colour(prompt, settings.seed)) for prompt in prompts]
+        visible = [replace(prompt, image=random_colour(prompt, settings.seed)) for prompt in prompts]
         targets = residuals(vlm, [replace(prompt, image=None) for prompt in prompts], layers=layers)
     elif settings.control == "shuffled":
-        others = words.in_words(prompts, exchanged(captions, prompts, known, settings.seed))
+        others = words.in_words(prompts, exchanged(captions, prompts, earlier, settings.seed))
         targets = residuals(vlm, others, layers=layers)
-    pictured = residuals(vlm, shown, layers=layers)
+    pictured = residuals(vlm, visible, layers=layers)
 
     def fitted(cases: Bool[np.ndarray, " case"], layer: int) -> Correction:
         unsafe, benign = (in_words.at("verdict", layer)[cases & (labels == label)].mean(0) for label in (False, True))
@@ -155,7 +155,7 @@ def learn_drift(
         "auroc": {f"layer {layer}": found for layer, found in areas.items()} | {"plain": mean_area(best, 0.0)},
         "norm": float(mean.norm()),  # of the mean drift
         "cosine": float(torch.cosine_similarity(mean, correction.direction, dim=0)),
-        "captions": known if settings.control == "shuffled" else [],
+        "captions": earlier if settings.control == "shuffled" else [],
     }
 
 

@@ -45,9 +45,9 @@ def projected(vlm: "VLM", direction: Float[Tensor, " width"]) -> Iterator[None]:
         return cleared(output)
 
     with ExitStack() as stack:
-        for reader in (*vlm.layout.module(vlm.model, "layers"), vlm.layout.module(vlm.model, "final_norm")):
+        for reader in (*vlm.module_map.module(vlm.model, "layers"), vlm.module_map.module(vlm.model, "final_norm")):
             stack.callback(reader.register_forward_pre_hook(entering, with_kwargs=True).remove)
-        for attention in vlm.layout.attentions(vlm.model).values():
+        for attention in vlm.module_map.attentions(vlm.model).values():
             stack.callback(attention.register_forward_hook(leaving).remove)
         yield
 

@@ -79,23 +79,23 @@ def fit_readout(read: Pooled, labels: Bool[Tensor, " row"], penalty: float, shar
     """Fits the probe. Its logits are not calibrated yet (their mean is that of the ±1 labels)."""
     verdict, question = read.verdict.double(), read.question.double()
     question_mean, verdict_mean = question.mean(0), verdict.mean(0)
-    asked = question - question_mean
-    share = _regression(asked, verdict - verdict_mean, share_penalty)
-    rest = verdict - verdict_mean - asked @ share
+    questions = question - question_mean
+    share = _regression(questions, verdict - verdict_mean, share_penalty)
+    rest = verdict - verdict_mean - questions @ share
     size = _size(rest)
     gram = rest @ rest.T / size
     image_mean, products = None, None
     if read.image is not None:
         image_mean = read.image.double().mean(0)
-        products = _size(read.image.double() - image_mean) * _size(asked)
+        products = _size(read.image.double() - image_mean) * _size(questions)
         seen = read.image.double() - image_mean
-        gram = gram + (seen @ seen.T) * (asked @ asked.T) / products
+        gram = gram + (seen @ seen.T) * (questions @ questions.T) / products
     target = labels.double() * 2 - 1
     duals = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), target - target.mean())
     weights = rest.T @ duals / size
     asking = -share @ weights
     bias = target.mean() - verdict_mean @ weights - question_mean @ asking
-    conjunction = None if products is None else (seen.T * duals) @ asked / products
+    conjunction = None if products is None else (seen.T * duals) @ questions / products
     parts = (weights, asking, bias[None], question_mean, image_mean, conjunction)
     return Readout(*(None if part is None else part.float() for part in parts))  # type: ignore[arg-type]
 
@@ -167,15 +167,18 @@ class HeldOut:
 
         self.share_penalty = min(SHARE_PENALTIES, key=error) if share_penalty is None else share_penalty
         self._parts: list[tuple[_Part, Tensor, Tensor]] = []
-        for part, (fitted, own), a in zip(parts, verdicts, along, strict=True):
+        for part, (fitted, current), a in zip(parts, verdicts, along, strict=True):
             rest = fitted - part.explained(part.asked, a, self.share_penalty)
-            left = own - part.explained(part.tested, a, self.share_penalty)
+            left = current - part.explained(part.tested, a, self.share_penalty)
             gram, tested = rest @ rest.T / _size(rest), left @ rest.T / _size(rest)
             if read.image is not None:
-                seen, shown = part.centred(read.image)
-                asked, asking = part.products()
+                seen, visible = part.centred(read.image)
+                questions, asking = part.products()
                 products = _size(seen) * part.size
-                gram, tested = gram + (seen @ seen.T) * asked / products, tested + (shown @ seen.T) * asking / products
+                gram, tested = (
+                    gram + (seen @ seen.T) * questions / products,
+                    tested + (visible @ seen.T) * asking / products,
+                )
             self._parts.append((part, gram, tested))
 
     def scores(self, labels: Bool[Tensor, " row"], penalty: float) -> Float[Tensor, " row"]:
@@ -190,11 +193,11 @@ class HeldOut:
     def shuffled_area(self, labels: Bool[Tensor, " row"], penalty: float, seed: int) -> float:
         """The mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
         generator = torch.Generator().manual_seed(seed)
-        found = []
+        result = []
         for _ in range(SHUFFLES):
             dealt = labels[torch.randperm(len(labels), generator=generator)]
-            found.append(area(self.scores(dealt, penalty), dealt))
-        return sum(found) / len(found)
+            result.append(area(self.scores(dealt, penalty), dealt))
+        return sum(result) / len(result)
 
 
 def area(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> float:
@@ -304,8 +307,8 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None
     """The gradients of each margin with respect to the verdict's state at ``layer``; None: at all from 1 on."""
     layers = list(range(1, last_layer(vlm) + 1)) if layer is None else [layer]
 
-    def gradients(some: list[int]) -> Float[Tensor, "row layer width"]:
-        encoded = vlm.encode([prompts[index] for index in some])
+    def gradients(batch: list[int]) -> Float[Tensor, "row layer width"]:
+        encoded = vlm.encode([prompts[index] for index in batch])
         verdict = encoded["input_ids"].shape[1] - 1  # inputs are padded on the left
         states: list[Tensor] = []
 
@@ -380,5 +383,5 @@ def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int
             "take more cases"
         )
     order = torch.randperm(len(different), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = {different[index]: number % folds for number, index in enumerate(order)}
-    return torch.tensor([place[question] for question in questions])
+    position = {different[index]: number % folds for number, index in enumerate(order)}
+    return torch.tensor([position[question] for question in questions])

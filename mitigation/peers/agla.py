@@ -92,7 +92,7 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[list[tuple[n
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import patch_map
 
-    vlm.layout.require_places(vlm.name)
+    vlm.module_map.require_places(vlm.name)
     with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT) as record:
         vlm.score(prompts)
     maps = []

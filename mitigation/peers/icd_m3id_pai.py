@@ -130,7 +130,7 @@ class PAI(BranchMethod):
         """
         from mitigation.attention_edit import steer_attention
 
-        layers = [layer for layer in vlm.layout.attentions(vlm.model) if layer >= self.first_layer]
+        layers = [layer for layer in vlm.module_map.attentions(vlm.model) if layer >= self.first_layer]
         if not layers:
             raise UserError(f"first_layer={self.first_layer}; {vlm.name} has fewer layers; choose an earlier one")
         with steer_attention(vlm, self.alpha, layers=layers, relative=True):

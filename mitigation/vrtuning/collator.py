@@ -68,7 +68,7 @@ class Collator:
 
     def _end(self) -> int:
         """Return the token that ``VLM.generate`` stops at; the tokenizer's own if the checkpoint has several."""
-        speaker = self.vlm.model.get_submodule(self.vlm.layout.lm_head.rpartition(".")[0])
+        speaker = self.vlm.model.get_submodule(self.vlm.module_map.lm_head.rpartition(".")[0])
         preferred, ends = self.vlm.tokenizer.eos_token_id, speaker.generation_config.eos_token_id
         stops = [ends] if isinstance(ends, int) else list(ends or [preferred])
         return int(preferred if preferred in stops else stops[0])

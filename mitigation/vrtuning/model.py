@@ -21,7 +21,7 @@ from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
 from interp.errors import UserError
 from interp.generation import seeded
-from interp.layout import Layout, layout_for
+from interp.module_map import ModuleMap, module_map_of
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.settings import Settings
@@ -37,16 +37,16 @@ _LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], "_Adapter"]] = WeakK
 _SAID: set[str] = set()  # revisions that were described; those of many arms are loaded by turns
 
 
-def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
+def target_pattern(module_map: ModuleMap, targets: tuple[str, ...]) -> str:
     """Return a regular expression for the full names of the adapted layers (peft uses ``re.fullmatch``).
 
     It includes the decoder's path, because the vision tower has layers of the same names (``q_proj``).
     """
     names = "|".join(re.escape(name) for name in targets)
-    return rf"{re.escape(layout.layers)}\.\d+\.(?:.+\.)?(?:{names})"
+    return rf"{re.escape(module_map.layers)}\.\d+\.(?:.+\.)?(?:{names})"
 
 
-def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
+def lora_config(model: Any, module_map: ModuleMap, settings: Settings) -> "LoraConfig":
     """Return peft's settings for ``model``.
 
     Raises:
@@ -54,11 +54,11 @@ def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
     """
     from peft import LoraConfig
 
-    pattern = target_pattern(layout, settings.targets)
+    pattern = target_pattern(module_map, settings.targets)
     if not any(re.fullmatch(pattern, name) for name, _ in model.named_modules()):
         raise UserError(
-            f"no layer named {', '.join(settings.targets)} in the language model of this {layout.model_type} "
-            f"checkpoint ({layout.layers}); an adapter needs at least one; correct targets"
+            f"no layer named {', '.join(settings.targets)} in the language model of this {module_map.model_type} "
+            f"checkpoint ({module_map.layers}); an adapter needs at least one; correct targets"
         )
     return LoraConfig(
         r=settings.rank,
@@ -85,7 +85,7 @@ def load_four_bit(config: ModelConfig) -> VLM:
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
     source = find(config)
-    layout = layout_for(read_config(source, config))
+    module_map = module_map_of(read_config(source, config))
     check_format(source)
     processor = read_processor(source, config)
     quantisation = BitsAndBytesConfig(
@@ -93,7 +93,7 @@ def load_four_bit(config: ModelConfig) -> VLM:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=[layout.vision_tower, layout.projector, layout.lm_head],
+        llm_int8_skip_modules=[module_map.vision_tower, module_map.projector, module_map.lm_head],
     )
     model = AutoModelForImageTextToText.from_pretrained(
         source.path,

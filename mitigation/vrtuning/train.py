@@ -309,18 +309,20 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
     from transformers.integrations import TensorBoardCallback
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    nested = "." in vlm.layout.lm_head  # TRL looks for head and decoder directly under the model; not so InstructBLIP
+    nested = (
+        "." in vlm.module_map.lm_head
+    )  # TRL looks for head and decoder directly under the model; not so InstructBLIP
     if nested and settings.trainer == "dpo":
         raise UserError(
-            f"trainer=dpo with {vlm.layout.model_type}; TRL reads log-probabilities from a head directly under the "
-            f"model, this family's is {vlm.layout.lm_head}; choose trainer=sft"
+            f"trainer=dpo with {vlm.module_map.model_type}; TRL reads log-probabilities from a head directly under the "
+            f"model, this family's is {vlm.module_map.lm_head}; choose trainer=sft"
         )
     arguments = _arguments(vlm, settings, out, steps)
     given: dict[str, Any] = {
         "model": vlm.model,
         "train_dataset": dataset,
         "processing_class": vlm.processor,
-        "peft_config": lora_config(vlm.model, vlm.layout, settings),
+        "peft_config": lora_config(vlm.model, vlm.module_map, settings),
         "data_collator": Collator(vlm, settings.max_pixels),
     }
     trainer: Any

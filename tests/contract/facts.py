@@ -28,7 +28,7 @@ WITHOUT_TEMPLATE = ("instructblip", "paligemma", "paligemma2", "idefics")
 
 def notes(family: str, vlm: "VLM") -> list[str]:
     """Return what a reader must know of a family, and of the small model that stands for it here."""
-    lines = [vlm.layout.note] if vlm.layout.note else []
+    lines = [vlm.module_map.note] if vlm.module_map.note else []
     if getattr(vlm.model.config.get_text_config(), "attn_logit_softcapping", None):
         lines.append(SOFT_CAP)
     if family in WITHOUT_TEMPLATE:

@@ -1,7 +1,7 @@
 """The row of one small model in ``interp/contract.json``: its self-check, and more tools against plain forwards.
 
 ``python -m tests.contract.rows`` prints a row as JSON for each name that it reads. So families whose image processor
-exists with torchvision alone are checked in another process, which has a stand-in for it (``tests/standins``).
+exists with torchvision alone are checked in another process, which has a stand-in for it (``tests/fakes``).
 """
 
 import json
@@ -38,7 +38,7 @@ PROMPTS = (
     Prompt("Is this a big knife in this image ?", picture(1, (48, 40)), key="b"),
 )
 CUTS = [("image", end) for end in ("verdict", "user", "template", "system", "sink")]
-STANDINS = Path(__file__).resolve().parents[1] / "standins"
+STANDINS = Path(__file__).resolve().parents[1] / "fakes"
 
 
 def row(name: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _vcd(vlm: VLM, branch: str) -> float:
 def _attribution(vlm: VLM) -> float:
     """Compare the sum of all parts with the margin of plain forwards, before a soft cap if there is one."""
     total, heads = direct_logit_attribution(vlm, list(PROMPTS)).total, list[torch.Tensor]()
-    head = vlm.layout.module(vlm.model, "lm_head")
+    head = vlm.module_map.module(vlm.model, "lm_head")
     handle = head.register_forward_hook(lambda module, args, output: heads.append(output[:, -1].float()))
     try:
         logits = Reference(vlm, list(PROMPTS)).single[0]
@@ -130,9 +130,9 @@ def _knockout(vlm: VLM) -> float:
 
     0 if layers without attention or cross-attention carry the picture past every edge.
     """
-    if vlm.layout.cross_attended or any(not block.attention for block in vlm.layout.blocks.values()):
+    if vlm.module_map.cross_attended or any(not block.attention for block in vlm.module_map.blocks.values()):
         return 0.0
-    plain, last = Reference(vlm, list(PROMPTS)), vlm.layout.module(vlm.model, "layers")[-1]
+    plain, last = Reference(vlm, list(PROMPTS)), vlm.module_map.module(vlm.model, "layers")[-1]
 
     def moved(edges: list[tuple[str, str]]) -> float:
         states = []

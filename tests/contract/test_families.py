@@ -68,7 +68,7 @@ def test_text_alone_in_a_batch_of_mixed_length(name: str) -> None:
 def test_the_share_of_the_image_is_there_or_missing_with_a_reason(name: str) -> None:
     vlm, record = recorded(name)
     share = image_share(record.masses)["share"]
-    if vlm.layout.cross_attended:
+    if vlm.module_map.cross_attended:
         with pytest.raises(UserError, match="reads pictures by cross-attention"):
             record.rows[0].columns(IMAGE)
         assert share.isna().all()
@@ -81,9 +81,9 @@ def test_the_share_of_the_image_is_there_or_missing_with_a_reason(name: str) -> 
 @pytest.mark.parametrize("name", every_family())
 def test_maps_lie_over_the_picture(name: str) -> None:
     vlm, record = recorded(name)
-    if vlm.layout.cross_attended or vlm.layout.geometry == "queries":
+    if vlm.module_map.cross_attended or vlm.module_map.geometry == "queries":
         with pytest.raises(UserError, match="image tokens"):
-            vlm.layout.require_places(name)
+            vlm.module_map.require_places(name)
         assert not any(row.grids for row in record.rows)
         return
     for found in record.maps:

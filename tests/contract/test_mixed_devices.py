@@ -27,7 +27,7 @@ from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.residual import edit_residual, last_layer, residuals
 from interp.hooks.sublayers import activations, layers_of
-from interp.layout import layout_for
+from interp.module_map import module_map_of
 from interp.tools.attribution import integrated_gradients
 from interp.tools.knockout import Cut, cut_scores, knockout, knockout_by_window
 from interp.tools.lens import logit_lens
@@ -134,14 +134,14 @@ class Functions(TorchFunctionMode):
 
 def halves(model: Any) -> dict[str, torch.device]:
     """Return the device of each module: the second for the second half of the decoder and all after it."""
-    layers = layout_for(model).layers
+    layers = module_map_of(model).layers
     parts = layers.split(".")
     above = [".".join(parts[:depth]) for depth in range(len(parts) + 1)]
     names = [name for name, _ in (*model.named_parameters(), *model.named_modules()) if name not in above]
     names = [name for name in names if name.rpartition(".")[0] in above]
     middle = names.index(f"{layers}.{-(-len(model.get_submodule(layers)) // 2)}")
     devices = {name: torch.device(NAME, int(index >= middle)) for index, name in enumerate(names)}
-    return devices | {layout_for(model).path("lm_head"): torch.device(NAME, 1)}
+    return devices | {module_map_of(model).path("lm_head"): torch.device(NAME, 1)}
 
 
 def answers(method: Any, vlm: VLM) -> Any:
@@ -177,8 +177,8 @@ def edited(vlm: VLM) -> Any:
 
 def patched(vlm: VLM) -> Any:
     """Patch whole layers, and patch and cut a head on each device."""
-    places = ("verdict", "user", "all") if vlm.layout.cross_attended else ("verdict", "image", "all")
-    early = () if vlm.layout.model_type == "qwen3_vl" else (0, 1)  # DeepStack: NaN there
+    places = ("verdict", "user", "all") if vlm.module_map.cross_attended else ("verdict", "image", "all")
+    early = () if vlm.module_map.model_type == "qwen3_vl" else (0, 1)  # DeepStack: NaN there
     layers = (layers_of(vlm, "head")[0], layers_of(vlm, "head")[-1])
     cuts = [Cut([("user", "verdict")], [layer], head) for head, layer in enumerate(layers)]
     heads = patch(vlm, PROMPTS, OTHERS, what="head", places=("verdict",), layers=layers, heads=[1]).moved

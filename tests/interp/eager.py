@@ -21,10 +21,11 @@ def eager_weights(vlm: VLM) -> Iterator[dict[int, list[Tensor]]]:
         found[layer].append(output[1])
 
     hooks = [
-        module.register_forward_hook(partial(keep, layer)) for layer, module in vlm.layout.attentions(vlm.model).items()
+        module.register_forward_hook(partial(keep, layer))
+        for layer, module in vlm.module_map.attentions(vlm.model).items()
     ]
     try:
-        with switched(vlm.layout.module(vlm.model, "language_model"), "eager"):
+        with switched(vlm.module_map.module(vlm.model, "language_model"), "eager"):
             yield found
     finally:
         for hook in hooks:

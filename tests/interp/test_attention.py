@@ -111,7 +111,7 @@ def test_the_table_is_tidy_and_sums_to_one(family, prompts):
     generated = table[(table["segment"] == "generated") & (table["head"] == 0) & (table["layer"] == 0)]
     assert (generated["tokens"] == generated["step"].clip(lower=0)).all()
     images = table[(table["segment"] == "image_0") & (table["step"] == 0)]
-    if family.layout.cross_attended:  # not applicable is not zero
+    if family.module_map.cross_attended:  # not applicable is not zero
         assert images["mass"].isna().all()
         assert image_share(table)["share"].isna().all()
         return

@@ -46,7 +46,7 @@ def eager_without(
     vlm: VLM, segments: Segments, edges: list[tuple[str, str]], layers: list[int] | None = None
 ) -> Iterator[None]:
     """transformers' eager attention with −inf added by a slow loop over all pairs; a growing cache of all columns."""
-    attentions = {module: layer for layer, module in vlm.layout.attentions(vlm.model).items()}
+    attentions = {module: layer for layer, module in vlm.module_map.attentions(vlm.model).items()}
     source = sys.modules[type(next(iter(attentions))).__module__]
     eager = source.eager_attention_forward
 
@@ -180,9 +180,9 @@ EDGES = [("image", "verdict"), ("image", "user"), ("user", "verdict"), ("image",
 @pytest.mark.parametrize("family", [families.llava_mistral, families.gemma3, families.mllama])
 def test_each_window_is_a_knockout_of_its_layers(family: Callable[[], families.Pieces]) -> None:
     vlm = VLM(*family())
-    edges = [("user", "verdict"), ("template", "user")] if vlm.layout.cross_attended else EDGES[:3]
+    edges = [("user", "verdict"), ("template", "user")] if vlm.module_map.cross_attended else EDGES[:3]
     whole = vlm.score(PROMPTS)
-    layers = tuple(vlm.layout.attentions(vlm.model))
+    layers = tuple(vlm.module_map.attentions(vlm.model))
     for width, expected in ((1, [layers[:1], layers[1:]]), (2, [layers])):
         assert windows(vlm, width) == expected
         found = knockout_by_window(vlm, PROMPTS, edges, width=width)
@@ -199,7 +199,7 @@ def test_each_window_is_a_knockout_of_its_layers(family: Callable[[], families.P
 def test_one_head_without_an_edge_is_that_head_of_the_layer_without_it(name: str) -> None:
     """By hand: one head gives what it gives where the edge is cut in all heads of its layer."""
     vlm = VLM(*families.FAMILIES[name](), name=name)
-    edge = ("template", "verdict") if vlm.layout.cross_attended else ("image", "verdict")
+    edge = ("template", "verdict") if vlm.module_map.cross_attended else ("image", "verdict")
     margins = vlm.score(PROMPTS)
     found = knockout_by_head(vlm, PROMPTS, [edge])
     for (layer,), head, moved in zip(found.layers, found.heads, found.moved, strict=True):

@@ -74,7 +74,7 @@ def plain_logits(vlm, prompt):
 
 
 def name_of(vlm):
-    return vlm.layout.model_type
+    return vlm.module_map.model_type
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -133,7 +133,7 @@ def test_each_token_of_a_conversation_belongs_to_one_part(name):
     assert sorted(column for part in set(first.parts) for column in _columns(first, part)) == list(
         range(len(first.labels))
     )
-    if vlm.layout.cross_attended:
+    if vlm.module_map.cross_attended:
         return
     for row in (first, two):
         pictures = [row.columns(f"image:{number}") for number in (1, 2)]
@@ -183,9 +183,9 @@ def test_the_beginning_of_an_answer_continues_the_text():
     vlm = model("qwen2_5_vl")
     started = Prompt(messages=[*CHAT, {"role": "assistant", "content": "this is"}])
     ids = vlm.tokenizer("this is", add_special_tokens=False)["input_ids"]
-    assert started.begun == ("this is",)
-    assert list(vlm.answer_prefix(started)) == ids
-    same = replace(CONVERSATION, begun=tuple(ids), key="")
+    assert started.answer_prefix == ("this is",)
+    assert list(vlm.prefix_tokens(started)) == ids
+    same = replace(CONVERSATION, answer_prefix=tuple(ids), key="")
     assert vlm.score([started]) == vlm.score([same])
     assert segment(vlm, [started], vlm.encode([started])).rows[0].columns("generated")
     batch = vlm.encode([started])

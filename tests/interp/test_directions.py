@@ -30,7 +30,7 @@ def states(size: float = 4.0) -> torch.Tensor:
 
 
 def fit(hidden: torch.Tensor, labels: Any = LABELS, **given: Any) -> Direction:
-    return fit_direction(hidden, labels, GROUPS, name="alarming", place="verdict", layer=1, **given)
+    return fit_direction(hidden, labels, GROUPS, name="alarming", position="verdict", layer=1, **given)
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
@@ -86,9 +86,11 @@ def test_finds_what_a_model_was_made_to_do() -> None:
     assert (seen.auroc[2:] > 0.99).all()
     assert abs(heard.auroc[:3] - 0.5).max() < 0.2  # the colour that is there varies, and says nothing of the word
     assert (heard.auroc[3:] > 0.99).all()
-    found = fit_direction(read.at("verdict", 2), red, groups, name="red", place="verdict", layer=2)
+    found = fit_direction(read.at("verdict", 2), red, groups, name="red", position="verdict", layer=2)
     assert float(found.vector @ axis("seen")) == pytest.approx(1, abs=1e-3)
-    word = fit_direction(read.at("verdict", 3), alarming, groups, name="alarm", place="verdict", layer=3, balance=[red])
+    word = fit_direction(
+        read.at("verdict", 3), alarming, groups, name="alarm", position="verdict", layer=3, balance=[red]
+    )
     assert float(word.vector @ axis("heard")) > 0.95
     assert abs(float(cosines([found, word])[0, 1])) < 0.3
 
@@ -122,7 +124,7 @@ def test_cosines_of_a_massive_dimension_come_with_a_warning() -> None:
         hidden = states.copy()
         hidden[:, 0] = 1000 + scale * hidden[:, 0]
         hidden = torch.tensor(hidden, dtype=torch.float32)
-        return fit_direction(hidden, labels, groups, name="a", place="verdict", layer=1)
+        return fit_direction(hidden, labels, groups, name="a", position="verdict", layer=1)
 
     plain, massive = fitted(1.0), fitted(100.0)
     assert plain.largest_share < 0.3 < 0.5 < massive.largest_share

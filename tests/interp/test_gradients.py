@@ -37,7 +37,7 @@ def plainly(vlm: VLM, prompts: list[Prompt], layer: int) -> Tensor:
         return leaves[0]
 
     encoded = dict(vlm.encode(prompts))
-    if vlm.layout.position_kind == "1d":
+    if vlm.module_map.position_kind == "1d":
         encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
     with torch.enable_grad(), edit_residual(vlm, begin, layers=[layer]):
         margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1).logits[:, -1])

@@ -13,7 +13,7 @@ from tests.planted import Plan, coloured, planted
 
 def test_equal_to_eager_attention(family: VLM, prompts: list[Prompt]) -> None:
     prompt = prompts[0]
-    layers = list(family.layout.attentions(family.model))
+    layers = list(family.module_map.attentions(family.model))
     chosen = [(layers[-1], 3), (layers[0], 1), (layers[-1], 0)]
     found = head_patterns(family, prompt, chosen)
     with eager_weights(family) as eager:
@@ -24,9 +24,9 @@ def test_equal_to_eager_attention(family: VLM, prompts: list[Prompt]) -> None:
     sums = table.groupby(["layer", "head"], sort=False)["weight"].sum()
     assert sums.index.tolist() == chosen
     assert (sums - 1).abs().max() < 1e-5
-    assert (table["segment"] == "image_0").any() != family.layout.cross_attended
+    assert (table["segment"] == "image_0").any() != family.module_map.cross_attended
     try:
-        family.layout.require_places(family.name)
+        family.module_map.require_places(family.name)
     except UserError:
         with pytest.raises(UserError):
             _ = found.maps

@@ -74,7 +74,7 @@ def test_blocking_nothing_changes_nothing(family, prompts):
     with intercept(family, edit=lambda call: call.without(torch.zeros(1, 1, 1, 1, dtype=torch.bool))):
         after = logits(family, encoded)
     assert torch.allclose(before, after, atol=1e-5)
-    if family.layout.model_type == "llava" and family.name == "llava":
+    if family.module_map.model_type == "llava" and family.name == "llava":
         assert masks == [None, None]
 
 
@@ -119,13 +119,13 @@ def test_blocked_weights_are_the_others_renormalised(bits):
 
 
 def test_only_the_language_model_is_switched(family, prompts):
-    layout, before = family.layout, implementations(family.model)
+    module_map, before = family.module_map, implementations(family.model)
     seen = []
     with intercept(family, observe=lambda call: seen.append(call.layer)):
         during = {id(config): config._attn_implementation for config, _ in before}
         logits(family, family.encode(prompts))
-    text = {id(module.config) for module in layout.attentions(family.model).values()}
-    assert sorted(seen) == list(layout.attentions(family.model))
+    text = {id(module.config) for module in module_map.attentions(family.model).values()}
+    assert sorted(seen) == list(module_map.attentions(family.model))
     for config, implementation in before:
         if id(config) in text:
             assert during[id(config)] != implementation

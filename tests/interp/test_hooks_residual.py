@@ -26,10 +26,10 @@ def own_states(vlm: VLM, prompts: list[Prompt]) -> tuple[Any, list[torch.Tensor]
     """transformers' hidden states, where the last is not yet normed, with the segments they belong to."""
     encoded = vlm.encode(prompts)
     unnormed: list[torch.Tensor] = []
-    norm = vlm.layout.module(vlm.model, "final_norm")
+    norm = vlm.module_map.module(vlm.model, "final_norm")
     handle = norm.register_forward_pre_hook(lambda module, args: unnormed.append(args[0]))
     mask = encoded["attention_mask"]
-    positions = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if vlm.layout.position_kind == "1d" else {}
+    positions = {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if vlm.module_map.position_kind == "1d" else {}
     try:
         with torch.no_grad():
             states = vlm.model(**encoded, **positions, output_hidden_states=True)
@@ -52,7 +52,7 @@ def reference(segments: Any, row: int, place: str) -> list[int]:
 @pytest.mark.parametrize("name", every_family())
 def test_equal_to_transformers_own_hidden_states(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
-    places = tuple(p for p in PLACES if not vlm.layout.cross_attended or "image" not in p)
+    places = tuple(p for p in PLACES if not vlm.module_map.cross_attended or "image" not in p)
     found = residuals(vlm, PROMPTS, places=places)
     segments, states = own_states(vlm, PROMPTS)
     assert found.values.shape == (len(places), last_layer(vlm) + 1, 2, states[0].shape[-1])

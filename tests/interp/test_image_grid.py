@@ -19,7 +19,7 @@ SPATIAL = every_family(but={*NOWHERE, "llava_mistral", "paligemma2"})
 
 def deaf(vlm):
     """Stops the vision tower's attention, so that a token knows its own place alone."""
-    for name, module in vlm.layout.module(vlm.model, "vision_tower").named_modules():
+    for name, module in vlm.module_map.module(vlm.model, "vision_tower").named_modules():
         if name.endswith(("out_proj", "attn.proj", "projection_layer")):
             torch.nn.init.zeros_(module.weight)
     return vlm
@@ -27,7 +27,7 @@ def deaf(vlm):
 
 def embeddings(vlm, prompts):
     seen = []
-    module = vlm.layout.module(vlm.model, "language_model")
+    module = vlm.module_map.module(vlm.model, "language_model")
     hook = module.register_forward_pre_hook(lambda m, a, kwargs: seen.append(kwargs["inputs_embeds"]), with_kwargs=True)
     with hook, torch.no_grad():
         vlm.model(**vlm.encode(prompts))

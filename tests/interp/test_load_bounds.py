@@ -30,7 +30,7 @@ PROMPT = [Prompt("Is this safe?", picture(1, (160, 96)))]
 )
 def test_a_bound_changes_how_many_tokens_a_picture_has(family: str, bounds: dict[str, int]) -> None:
     vlm = VLM(*FAMILIES[family]())
-    image = vlm.layout.image_token_id(vlm.model.config)
+    image = vlm.module_map.image_token_id(vlm.model.config)
     before = int((vlm.encode(PROMPT)["input_ids"] == image).sum())
     set_bounds(vlm.processor.image_processor, ModelConfig(family, "a/b", **bounds))  # type: ignore[arg-type]
     after = int((vlm.encode(PROMPT)["input_ids"] == image).sum())

@@ -15,7 +15,7 @@ GATED = ("idefics", "mllama")
 
 def biased(vlm: VLM) -> VLM:
     """The same with a bias on every map that adds up heads, as some checkpoints have."""
-    for i, module in enumerate(vlm.layout.head_sums(vlm.model).values()):
+    for i, module in enumerate(vlm.module_map.head_sums(vlm.model).values()):
         bias = torch.randn(module.weight.shape[0], generator=torch.Generator().manual_seed(i))
         module.bias = torch.nn.Parameter(bias)
     return vlm
@@ -24,7 +24,7 @@ def biased(vlm: VLM) -> VLM:
 def uncapped(vlm: VLM, prompts: list[Prompt]) -> Tensor:
     """The margins before a soft cap, by a hook on the output head."""
     kept: list[Tensor] = []
-    hook = vlm.layout.module(vlm.model, "lm_head").register_forward_hook(lambda m, a, out: kept.append(out[:, -1]))
+    hook = vlm.module_map.module(vlm.model, "lm_head").register_forward_hook(lambda m, a, out: kept.append(out[:, -1]))
     vlm.score(prompts)
     hook.remove()
     return vlm.margin(kept[0]).detach()
@@ -52,7 +52,7 @@ def test_a_head_is_what_taking_it_out_of_the_sum_changes(name: str, prompts: lis
     found = direct_logit_attribution(vlm, prompts[:1])
     layer, head = found.layers[-1], 2
     kept: dict[str, Tensor] = {}
-    sums, norm = vlm.layout.head_sums(vlm.model)[layer], vlm.layout.module(vlm.model, "final_norm")
+    sums, norm = vlm.module_map.head_sums(vlm.model)[layer], vlm.module_map.module(vlm.model, "final_norm")
     hooks = [
         sums.register_forward_pre_hook(lambda module, args: kept.update(heads=args[0])),
         norm.register_forward_pre_hook(lambda module, args: kept.update(final=args[0])),
@@ -64,12 +64,12 @@ def test_a_head_is_what_taking_it_out_of_the_sum_changes(name: str, prompts: lis
         final, size = kept["final"][0, -1], kept["heads"].shape[-1] // 4
         own = slice(head * size, (head + 1) * size)
         part = sums.weight[:, own] @ kept["heads"][0, -1, own]
-        after = vlm.layout.sublayers(vlm.model, "attention")[layer]
-        if after is not vlm.layout.attentions(vlm.model)[layer]:
+        after = vlm.module_map.sublayers(vlm.model, "attention")[layer]
+        if after is not vlm.module_map.attentions(vlm.model)[layer]:
             whole = sums(kept["heads"][0, -1])
             part = part * (after(whole) / whole)
         scale = norm(final) / final  # what the norm multiplies each dimension by
-        out = vlm.layout.module(vlm.model, "lm_head")
+        out = vlm.module_map.module(vlm.model, "lm_head")
         (yes,), (no,) = ([ids[0]] for ids in vlm.answer_ids)
         one = logits_of(out, part * scale)[yes] - logits_of(out, part * scale)[no]
     single = direct_logit_attribution(vlm, prompts[0], metric=lambda logits: logits[:, yes] - logits[:, no])
@@ -92,7 +92,7 @@ def test_a_planted_verdict_is_written_by_the_mlp_that_writes_it() -> None:
 
 
 def test_a_decoder_that_adds_something_else_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    layer = vlm.layout.module(vlm.model, "layers")[0]
+    layer = vlm.module_map.module(vlm.model, "layers")[0]
     layer.register_forward_hook(lambda module, args, output: output * 0.5)
     with pytest.raises(UserError, match="adds or scales something else"):
         direct_logit_attribution(vlm, prompts)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from interp import output_head
 from interp.output_head import float32_head, native_head
 from interp.vlm import VLM, Prompt
+from tests.bf16_wide import head_inputs
 from tests.families import FAMILIES, every_family
 from tests.tiny import picture, tiny_llava
-from tests.wide import head_inputs
 
 
 def in_bfloat16(name: str) -> VLM:
@@ -24,7 +24,7 @@ def in_bfloat16(name: str) -> VLM:
 
 def exact(vlm: VLM, hidden: Tensor) -> Tensor:
     """Float64 logits of the head's own weights, soft-capped where the family does so."""
-    head = vlm.layout.module(vlm.model, "lm_head")
+    head = vlm.module_map.module(vlm.model, "lm_head")
     layers = [head, *filter(None, [getattr(head, "additional_fc", None)])]
     made = [
         nn.functional.linear(hidden.double(), one.weight.double(), None if one.bias is None else one.bias.double())
@@ -39,7 +39,7 @@ def logits(vlm: VLM, prompts: list[Prompt], tokens: list[int] | None) -> tuple[T
     """Float32 and native logits of the last column, and those of a float64 head on the same hidden states."""
     encoded = vlm.encode(prompts)
     states: list[Tensor] = []
-    head = vlm.layout.module(vlm.model, "lm_head")
+    head = vlm.module_map.module(vlm.model, "lm_head")
     with torch.no_grad():
         native = vlm.model(**encoded, logits_to_keep=1).logits[:, -1]
         handle = head.register_forward_pre_hook(lambda module, args: states.append(args[0][:, -1]))

@@ -46,7 +46,7 @@ def test_exact_effects_at_the_verdict_are_those_of_patching_in_both_directions(n
             by_patching = mlps.moved[0, mlps.layers.index(part.layer)] if of is None else of
             torch.testing.assert_close(moved, by_patching, atol=1e-4, rtol=1e-4)
     assert found.how.startswith(ONE_COLUMN if name in ONE_COLUMN_IS_ENOUGH else WHOLE_RUNS)
-    assert bool(found.absent) == bool(vlm.layout.crossings(vlm.model))
+    assert bool(found.absent) == bool(vlm.module_map.crossings(vlm.model))
     torch.testing.assert_close(found.gap[0], vlm.score(OTHER) - vlm.score(CLEAN), atol=1e-4, rtol=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_with_later_parts_held_only_what_goes_straight_to_the_head_is_left() -> 
     for place in ("verdict", "all"):
         asked = [(reader,), (writer,), (reader, writer)]
         free, held = (
-            part_set_effects(vlm, RED, BLUE, asked, place=place, hold_later=hold).picture.tolist()
+            part_set_effects(vlm, RED, BLUE, asked, position=place, hold_later=hold).picture.tolist()
             for hold in (False, True)
         )
         assert free == pytest.approx([1, 1, 1], abs=1e-2)
@@ -119,8 +119,8 @@ def test_other_replacements_are_those_by_hand(vlm: VLM, replace: str) -> None:
 def test_estimates_are_exact_for_pairs_that_hardly_differ(vlm: VLM, place: str, steps: int) -> None:
     """To first order, that is: a picture and the same with one grey level more."""
     brighter = [Prompt(p.text, p.image.point(lambda value: min(value + 1, 255))) for p in CLEAN]  # type: ignore[union-attr]
-    exact = part_effects(vlm, CLEAN, brighter, place=place)
-    estimate = part_attribution(vlm, CLEAN, brighter, place=place, steps=steps)
+    exact = part_effects(vlm, CLEAN, brighter, position=place)
+    estimate = part_attribution(vlm, CLEAN, brighter, position=place, steps=steps)
     assert estimate.parts == exact.parts
     scale = float(exact.moved.abs().max())
     assert scale > 1e-6
@@ -157,9 +157,9 @@ def test_two_that_saturate_are_missed_by_gradients_at_both_ends_and_found_by_pat
     assert slopes["L1H1"] == pytest.approx(0.5, abs=0.02)
     assert slopes["L0H1"] == pytest.approx(0, abs=1e-3)
     carriers = [exact.parts.index(Part("head", 1, head)) for head in (0, 1)]
-    plain = part_attribution(vlm, red, blue, place="verdict")
+    plain = part_attribution(vlm, red, blue, position="verdict")
     assert float(plain.picture[carriers].abs().max()) < 0.02
-    integrated = part_attribution(vlm, red, blue, place="verdict", steps=8)
+    integrated = part_attribution(vlm, red, blue, position="verdict", steps=8)
     assert float(integrated.picture[carriers].min()) > 0.2
 
 
@@ -171,5 +171,7 @@ def test_estimates_agree_with_exact_effects_on_the_first_organism_at_all_places(
     cases = sorted((s for s in IconWorld(pairs=1).load().samples if s.pair), key=lambda sample: str(sample.pair))[:24]
     unsafe, safe = ([Prompt(s.prompt, s.image.render(), key=s.id) for s in cases if s.gold == gold]  # type: ignore[union-attr]
                     for gold in ("no", "yes"))  # fmt: skip
-    table = agreement(part_attribution(vlm, unsafe, safe, place="all"), part_effects(vlm, unsafe, safe, place="all"))
+    table = agreement(
+        part_attribution(vlm, unsafe, safe, position="all"), part_effects(vlm, unsafe, safe, position="all")
+    )
     assert table["correlation"][0] >= 0.9

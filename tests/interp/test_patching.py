@@ -26,19 +26,19 @@ OTHER = [
 
 def places_of(vlm: VLM) -> tuple[str, ...]:
     """Some that the family has."""
-    return ("all", "verdict", "user", *(() if vlm.layout.cross_attended else ("image",)))
+    return ("all", "verdict", "user", *(() if vlm.module_map.cross_attended else ("image",)))
 
 
 def enters_later(vlm: VLM) -> int:
     """The first layer after which the picture itself is not put in again."""
-    if vlm.layout.cross_attended:
+    if vlm.module_map.cross_attended:
         return last_layer(vlm)
     return deepstack(vlm)
 
 
 def deepstack(vlm: VLM) -> int:
     """Qwen3-VL's one DeepStack level comes after layer 0."""
-    return 2 if vlm.layout.model_type == "qwen3_vl" else 0
+    return 2 if vlm.module_map.model_type == "qwen3_vl" else 0
 
 
 @pytest.mark.parametrize("name", every_family())
@@ -85,7 +85,7 @@ def test_sublayers_and_heads_are_exchanged_as_by_hand(name: str) -> None:
     place = "user"
     labels = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).rows[0].labels
     columns = [i for i, label in enumerate(labels) if label == place and i < len(labels) - 1]
-    layer = vlm.layout.module(vlm.model, "layers")[0]
+    layer = vlm.module_map.module(vlm.model, "layers")[0]
     post = type(layer).__name__.startswith(("Gemma2", "Gemma3"))
     for what, module in (
         ("attention", layer.post_attention_layernorm if post else layer.self_attn),
@@ -137,7 +137,7 @@ def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
     vlm.model.to(dtype)
     found = patch(vlm, CLEAN[:1], OTHER[:1], places=("image", "user"))
     labels = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).rows[0].labels
-    layer = vlm.layout.module(vlm.model, "layers")[0]
+    layer = vlm.module_map.module(vlm.model, "layers")[0]
     kept: list[torch.Tensor] = []
     handle = layer.register_forward_hook(lambda module, args, output: kept.append(output))
     vlm.score(OTHER[:1])

@@ -111,7 +111,7 @@ def test_what_is_recorded_edited_or_changed_is_read_again(vlm: VLM) -> None:
         assert same(plain, vlm.generate(PROMPTS, max_new_tokens=2))
         assert cache.reused == len(PROMPTS)
         with torch.no_grad():
-            vlm.layout.module(vlm.model, "lm_head").weight.mul_(2)
+            vlm.module_map.module(vlm.model, "lm_head").weight.mul_(2)
         torch.testing.assert_close(vlm.generate(PROMPTS, max_new_tokens=2).margins, 2 * plain.margins)
         assert cache.reused == len(PROMPTS)
         vlm.model.train()
@@ -121,7 +121,7 @@ def test_what_is_recorded_edited_or_changed_is_read_again(vlm: VLM) -> None:
 
 
 def test_another_function_in_place_of_a_layers_forward_is_noticed(vlm: VLM) -> None:
-    layer, cache = vlm.layout.module(vlm.model, "layers")[0], PrefillCache()
+    layer, cache = vlm.module_map.module(vlm.model, "layers")[0], PrefillCache()
     with cache.used_by(vlm):
         plain = vlm.generate(PROMPTS, max_new_tokens=1)
         with replaced(layer, "forward", lambda hidden, *args, **kwargs: hidden):

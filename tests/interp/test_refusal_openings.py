@@ -24,7 +24,7 @@ def answers(n: int = 60) -> tuple[list[list[int]], list[bool]]:
 def test_planted_openings_are_found_at_their_shortest_sure_length() -> None:
     rows, refused = answers(120)
     assert {opening.tokens for opening in learn(rows, refused)} == {I_CANT, I_WILL[:2]}
-    assert all(opening.refused == opening.begun == 40 for opening in learn(rows, refused))
+    assert all(opening.refused == opening.answers == 40 for opening in learn(rows, refused))
 
 
 def test_a_prefix_of_few_answers_or_of_mixed_ones_is_no_opening() -> None:

@@ -25,11 +25,11 @@ def test_each_token_has_its_segment(family, prompts):
     for i, (row, prompt) in enumerate(zip(segments.rows, prompts, strict=True)):
         assert [label != "padding" for label in row.labels] == encoded["attention_mask"][i].bool().tolist()
         assert len(row.columns("sink")) == 1
-        if family.layout.cross_attended:
+        if family.module_map.cross_attended:
             assert_no_image(family, row)
         else:
             assert len(row.columns(IMAGE)) == row.input_ids.count(family.model.config.image_token_id) > 0
-        text = prompt.text if family.layout.model_type != "llava" else prompt.text.replace("Is", "<unk>")
+        text = prompt.text if family.module_map.model_type != "llava" else prompt.text.replace("Is", "<unk>")
         assert said(family, row, "user") == "".join(text.split())
         assert said(family, row, "system") == "".join((prompt.system or "").split())
         assert [word.text for word in row.words] == prompt.text.rstrip("?").split()
@@ -49,10 +49,10 @@ def test_image_tokens_are_where_the_model_puts_image_features(family, prompts):
     """The image columns are those of the embeddings that change with the picture."""
     encoded = family.encode(prompts)
     seen = []
-    hook = family.layout.module(family.model, "layers")[0].register_forward_pre_hook(
+    hook = family.module_map.module(family.model, "layers")[0].register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
     )
-    if family.layout.model_type == "idefics":
+    if family.module_map.model_type == "idefics":
         pytest.skip("idefics mixes its picture into every column before the first layer")
     with hook, torch.no_grad():
         family.model(**encoded)
@@ -61,7 +61,7 @@ def test_image_tokens_are_where_the_model_puts_image_features(family, prompts):
     changed = (seen[0] != seen[1]).any(-1)
     for row, columns in zip(segment(family, prompts, encoded).rows, changed, strict=True):
         where = set(columns.nonzero().flatten().tolist())
-        if family.layout.cross_attended:
+        if family.module_map.cross_attended:
             assert not where
             continue
         mapped = {c for grid in row.grids for c in grid.columns.flatten().tolist()} or set(row.columns(IMAGE))

@@ -12,8 +12,8 @@ from interp import selfcheck
 from interp.attention import record as attention
 from interp.attention.check import made_up
 from interp.errors import UserError
-from interp.layout import Layout
 from interp.loading import refuse_untrusted
+from interp.module_map import ModuleMap
 from interp.reference import BOUNDS, MOST, Reference, float32_copy
 from interp.selfcheck import CHECKS, QUICK, TOOLS, Check, SelfCheck, prove
 from interp.tools.lens import logit_lens
@@ -39,7 +39,7 @@ def model(name: str, dtype: str = "float32", *, deaf: bool = False) -> VLM:
         tokens = [token for ids in vlm.answer_ids for token in ids]
         with torch.no_grad():
             built.get_output_embeddings().weight[tokens] = 0
-            for layer in vlm.layout.module(built, "layers"):  # gains as if trained
+            for layer in vlm.module_map.module(built, "layers"):  # gains as if trained
                 for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                     norm.weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
     return vlm
@@ -49,45 +49,45 @@ def refused(result: SelfCheck) -> set[str]:
     return {tool for tool, why in result.tools.items() if why}
 
 
-def shortened(vlm: VLM, first: int, last: int | None) -> Layout:
-    layers = list(vlm.layout.module(vlm.model, "layers"))[first:last]
+def shortened(vlm: VLM, first: int, last: int | None) -> ModuleMap:
+    layers = list(vlm.module_map.module(vlm.model, "layers"))[first:last]
     vlm.model.shortened = torch.nn.ModuleList(layers)
-    blocks = {i - first: vlm.layout.blocks[i] for i in range(first, first + len(layers))}
-    return replace(vlm.layout, layers="shortened", blocks=blocks)
+    blocks = {i - first: vlm.module_map.blocks[i] for i in range(first, first + len(layers))}
+    return replace(vlm.module_map, layers="shortened", blocks=blocks)
 
 
-def of_all(vlm: VLM, **changes: str) -> Layout:
-    return replace(vlm.layout, blocks={i: replace(block, **changes) for i, block in vlm.layout.blocks.items()})
+def of_all(vlm: VLM, **changes: str) -> ModuleMap:
+    return replace(vlm.module_map, blocks={i: replace(block, **changes) for i, block in vlm.module_map.blocks.items()})
 
 
-def vision_tower(vlm: VLM) -> Layout:
-    tower = vlm.layout.module(vlm.model, "vision_tower")
+def vision_tower(vlm: VLM) -> ModuleMap:
+    tower = vlm.module_map.module(vlm.model, "vision_tower")
     inner = next(n for n, m in tower.named_modules() if isinstance(m, torch.nn.ModuleList) and len(m) > 1)
-    return replace(vlm.layout, layers=f"{vlm.layout.vision_tower}.{inner}")
+    return replace(vlm.module_map, layers=f"{vlm.module_map.vision_tower}.{inner}")
 
 
-def other_head(vlm: VLM) -> Layout:
+def other_head(vlm: VLM) -> ModuleMap:
     """A head of the same shape, with other weights."""
-    head = vlm.layout.module(vlm.model, "lm_head")
+    head = vlm.module_map.module(vlm.model, "lm_head")
     vlm.model.other_head = torch.nn.Linear(head.in_features, head.out_features, bias=False).to(head.weight.dtype)
-    return replace(vlm.layout, lm_head="other_head")
+    return replace(vlm.module_map, lm_head="other_head")
 
 
-def other_token(vlm: VLM) -> Layout:
+def other_token(vlm: VLM) -> ModuleMap:
     vlm.model.config.other_token = vlm.tokenizer.eos_token_id
-    return replace(vlm.layout, image_token="other_token")
+    return replace(vlm.module_map, image_token="other_token")
 
 
-WRONG: dict[str, Callable[[VLM], Layout]] = {
+WRONG: dict[str, Callable[[VLM], ModuleMap]] = {
     "first layer missing": lambda vlm: shortened(vlm, 1, None),
     "last layer missing": lambda vlm: shortened(vlm, 0, -1),
     "vision tower": vision_tower,
     "other head": other_head,
-    "other norm": lambda vlm: replace(vlm.layout, final_norm=f"{vlm.layout.layers}.0.input_layernorm"),
+    "other norm": lambda vlm: replace(vlm.module_map, final_norm=f"{vlm.module_map.layers}.0.input_layernorm"),
     "other image token": other_token,
     "head sum is q_proj": lambda vlm: of_all(vlm, heads_out="self_attn.q_proj"),
     "MLP is its norm": lambda vlm: of_all(vlm, mlp="post_attention_layernorm"),
-    "1d for M-RoPE": lambda vlm: replace(vlm.layout, position_kind="1d"),
+    "1d for M-RoPE": lambda vlm: replace(vlm.module_map, position_kind="1d"),
 }
 BOTH = [
     pytest.param(name, dtype, marks=[] if (name, dtype) == ("llava", "float32") else pytest.mark.slow)
@@ -103,7 +103,7 @@ def test_a_wrong_layout_is_caught(name: str, dtype: str, wrong: str) -> None:
     if wrong == "1d for M-RoPE" and not name.startswith("qwen"):
         return
     vlm = model(name, dtype, deaf=True)
-    vlm.layout = WRONG[wrong](vlm)
+    vlm.module_map = WRONG[wrong](vlm)
     assert [check for check, found in prove(vlm, checks=INSIDE).checks.items() if found.state == "failed"]
 
 
@@ -127,7 +127,7 @@ def test_a_right_model_passes_and_stays_as_it_is(name: str, dtype: str) -> None:
 
 def test_a_failed_check_refuses_the_tools_that_need_it() -> None:
     vlm = model("llava", deaf=True)
-    vlm.layout = WRONG["other norm"](vlm)
+    vlm.module_map = WRONG["other norm"](vlm)
     result = prove(vlm)
     assert refused(result) == {"lens", "direct_attribution"}
     assert "lens: the lens has other logits than plain forwards (off by" in result.tools["lens"]
@@ -137,7 +137,7 @@ def test_a_picture_that_moves_nothing_shows_nothing() -> None:
     """A model that is blind passes no check that holds a picture against it."""
     vlm = model("llava")
     with torch.no_grad():
-        for weight in vlm.layout.module(vlm.model, "projector").parameters():
+        for weight in vlm.module_map.module(vlm.model, "projector").parameters():
             weight.zero_()
     result = prove(vlm)
     assert {name for name, check in result.checks.items() if check.state == "not shown"} == {
@@ -169,7 +169,7 @@ def test_another_device_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch
     assert {weight.dtype for weight in copied.parameters()} == {torch.float32}
     assert not {w.data_ptr() for w in copied.parameters()} & {w.data_ptr() for w in vlm.model.parameters()}
     with torch.no_grad():
-        vlm.layout.module(vlm.model, "layers")[0].input_layernorm.register_forward_hook(lambda m, a, out: out * 1.5)
+        vlm.module_map.module(vlm.model, "layers")[0].input_layernorm.register_forward_hook(lambda m, a, out: out * 1.5)
     assert "eager attention in float32 on the CPU gives other logits" not in prove(vlm, checks=("kernel",)).checks
     monkeypatch.setattr("interp.reference.free_memory", lambda device: 1000)
     assert float32_copy(vlm.model) is None

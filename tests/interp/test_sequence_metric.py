@@ -30,7 +30,7 @@ def brute_force(vlm: VLM, prompt: Prompt, metric: SequenceMetric) -> float:
     for opening in metric.openings:
         chance = 0.0
         for step, token in enumerate(opening):
-            begun = replace(prompt, begun=(*prompt.begun, *opening[:step]))
+            begun = replace(prompt, answer_prefix=(*prompt.answer_prefix, *opening[:step]))
             with torch.no_grad():
                 logits = vlm.model(**vlm.encode([begun])).logits[0, -1]
             chance += float(logits.double().log_softmax(-1)[token])
@@ -60,7 +60,7 @@ def test_each_stem_is_read_once() -> None:
 def test_the_next_token_is_the_metric_of_one_column() -> None:
     vlm = family("llava")
     metric = SEVERAL.next_token((7,))
-    assert metric == SequenceMetric(((8,), (10,)), begun=(7,))
+    assert metric == SequenceMetric(((8,), (10,)), answer_prefix=(7,))
     begun = metric.begin(PROMPTS)
     expected = torch.tensor([brute_force(vlm, prompt, metric) for prompt in begun])
     torch.testing.assert_close(vlm.score(begun, metric=metric), expected, atol=1e-5, rtol=1e-5)

@@ -14,7 +14,7 @@ WHAT = ("residual", "attention", "mlp", "head")
 
 def by_hand(vlm: VLM, prompt: Prompt) -> dict[str, Tensor]:
     """The last column of layer 0: the state that enters it, what its sublayers add, and its heads' outputs."""
-    layer = vlm.layout.module(vlm.model, "layers")[0]
+    layer = vlm.module_map.module(vlm.model, "layers")[0]
     post = type(layer).__name__.startswith(("Gemma2", "Gemma3"))
     kept: dict[str, Tensor] = {}
 
@@ -50,7 +50,7 @@ def test_what_is_read_is_what_hooks_find(family: VLM, prompts: list[Prompt]) -> 
 
 def test_an_edit_is_an_edit_by_hand(family: VLM, prompts: list[Prompt]) -> None:
     """Heads 1 and 2 of layer 0 are switched off; then its MLP."""
-    layer = family.layout.module(family.model, "layers")[0]
+    layer = family.module_map.module(family.model, "layers")[0]
     size = layer.self_attn.o_proj.in_features // 4
 
     def silence(module: Any, args: Any) -> Any:

@@ -36,7 +36,7 @@ def test_every_pair_of_marks(opening: str, closing: str) -> None:
     assert split(f"{closed} {opening}Yes.").answer == ""
     assert split(f"{closed} {closed} Yes.").answer == " Yes."
     assert split(f"Yes: {opening}").answer == f"Yes: {opening}"
-    assert split("a bug", opened=True) == Spoken("a bug", "", finished=False)
+    assert split("a bug", starts_thought=True) == Spoken("a bug", "", finished=False)
 
 
 def tokenizer(*marks: str, special: bool) -> Any:
@@ -53,19 +53,23 @@ def test_by_token(opening: str, closing: str, special: bool) -> None:
     begin, end, stop = known.convert_tokens_to_ids([opening, closing, "</s>"])
     bug, yes = known.convert_tokens_to_ids(["knife", "Yes"])
 
-    def told(*ids: int, opened: bool = False) -> tuple[str, str, int]:
-        said = thoughts.apart([list(ids)], opened=opened)
+    def told(*ids: int, starts_thought: bool = False) -> tuple[str, str, int]:
+        said = thoughts.split_rows([list(ids)], starts_thought=starts_thought)
         return said["thoughts"][0].replace(" ", ""), said["texts"][0], said["thought_tokens"][0]
 
     assert told(begin, bug, end, yes, stop) == (f"{opening}knife{closing}", "Yes", 3)
-    assert told(bug, bug, end, yes, stop, opened=True) == (f"knifeknife{closing}", "Yes", 3)
+    assert told(bug, bug, end, yes, stop, starts_thought=True) == (f"knifeknife{closing}", "Yes", 3)
     assert told(begin, bug, bug) == (f"{opening}knifeknife", "", 3)
-    assert told(bug, yes, opened=True) == ("knifeYes", "", 2)  # the template has opened it, and nothing closed it
+    assert told(bug, yes, starts_thought=True) == (
+        "knifeYes",
+        "",
+        2,
+    )  # the template has opened it, and nothing closed it
     assert told(begin, bug, end, begin, yes) == (f"{opening}knife{closing}{opening}Yes", "", 5)
     assert told(begin, bug, end, begin, bug, end, yes)[1:] == ("Yes", 6)  # it thinks twice
     assert told(yes, stop) == ("", "Yes", 0)
-    assert thoughts.opened(f"USER: ? ASSISTANT: {opening}\n")
-    assert not thoughts.opened(f"USER: ? ASSISTANT: {opening}\n\n{closing}\n")
+    assert thoughts.starts_thought(f"USER: ? ASSISTANT: {opening}\n")
+    assert not thoughts.starts_thought(f"USER: ? ASSISTANT: {opening}\n\n{closing}\n")
 
 
 class Letters:
@@ -95,23 +99,23 @@ def test_a_mark_that_a_thought_quotes_ends_nothing() -> None:
     quoted = ["I", *"<", "/think> is a mark, it is safe"]  # by letters, as text in a prompt is
     whole = known.ids("<think>") + [ord(letter) for letter in "".join(quoted)]
     thoughts = Thoughts(known, ends=())
-    assert thoughts.apart([whole, whole[1:]], opened=True)["texts"] == ["", ""]
+    assert thoughts.split_rows([whole, whole[1:]], starts_thought=True)["texts"] == ["", ""]
     closed = [*whole, *known.ids("</think>", "Yes")]
-    assert thoughts.apart([closed], opened=False)["texts"] == ["Yes"]
+    assert thoughts.split_rows([closed], starts_thought=False)["texts"] == ["Yes"]
 
 
 @given(st.text(alphabet="ab \n", min_size=1, max_size=9), st.sampled_from(["Yes", " No.", ""]))
 def test_marks_of_several_tokens_are_read_from_text(thought: str, answer: str) -> None:
     known = Letters()
     before = f"<think>{thought}</think>"
-    said = Thoughts(known, ends=()).apart([known.ids(before + answer)], opened=False)
+    said = Thoughts(known, ends=()).apart([known.ids(before + answer)], starts_thought=False)
     assert said == {"texts": [answer.strip()], "thoughts": [before], "thought_tokens": [len(before)]}
 
 
 def test_marks_that_are_named_are_the_only_ones() -> None:
     known = Letters()
     thoughts = Thoughts(known, ends=(), named={"open": "<<", "close": ">>"})
-    assert thoughts.apart([known.ids("<<a>> <think>b")], opened=False)["texts"] == ["<think>b"]
+    assert thoughts.split_rows([known.ids("<<a>> <think>b")], starts_thought=False)["texts"] == ["<think>b"]
     for wrong in ({"open": "<<"}, {"open": "a", "close": "a"}, {"open": "", "close": "b"}, {"open": 1, "close": "b"}):
         with pytest.raises(UserError, match="a thought has two different marks"):
             check_marks(wrong)

@@ -84,7 +84,7 @@ def used(request: pytest.FixtureRequest) -> VLM:
     vlm = VLM(model.bfloat16() if request.param == "llava" else model, processor, name=request.param)
     vlm.generate(PROMPTS, max_new_tokens=2)
     direct_logit_attribution(vlm, PROMPTS[:1])
-    for layer in vlm.layout.module(vlm.model, "layers"):
+    for layer in vlm.module_map.module(vlm.model, "layers"):
         layer.register_forward_hook(lambda *_: None)
     return vlm
 
@@ -115,7 +115,7 @@ def test_a_call_leaves_nothing_also_where_the_model_fails(used: VLM, tool: str) 
 
     with plain_afterwards(used):
         CALLED[tool](used)
-    head = used.layout.module(used.model, "lm_head").register_forward_pre_hook(fails)
+    head = used.module_map.module(used.model, "lm_head").register_forward_pre_hook(fails)
     with plain_afterwards(used), pytest.raises(ZeroDivisionError):
         CALLED[tool](used)
     head.remove()

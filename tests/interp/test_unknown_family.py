@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, LlamaConfig
 
 from interp.errors import UserError
-from interp.layout import layout_for
 from interp.loading import load
+from interp.module_map import module_map_of
 from interp.preprocessing import pixel_inputs
 from interp.scaling import AfterHead, after_head
 from interp.selfcheck import QUICK, prove
@@ -57,11 +57,11 @@ PROMPTS = (Prompt("Is this safe ?", picture(0), key="a"), Prompt("Is this a knif
 
 
 def test_its_layout_is_read(vlm: VLM) -> None:
-    layout = layout_for(vlm.model)
-    assert (layout.language_model, layout.layers, layout.lm_head) == ("decoder", "decoder.stages", "mouth")
-    assert layout.final_norm == "decoder.ends"
+    module_map = module_map_of(vlm.model)
+    assert (module_map.language_model, module_map.layers, module_map.lm_head) == ("decoder", "decoder.stages", "mouth")
+    assert module_map.final_norm == "decoder.ends"
     looking = Block("looks", "looks.gathers", "looks", "thinks", heads=HEADS)
-    assert layout.blocks == {0: looking, 1: Block(mlp="thinks", mixer="mixes"), 2: looking}
+    assert module_map.blocks == {0: looking, 1: Block(mlp="thinks", mixer="mixes"), 2: looking}
 
 
 def test_every_check_passes_but_for_its_halved_sublayers(vlm: VLM) -> None:
@@ -71,7 +71,7 @@ def test_every_check_passes_but_for_its_halved_sublayers(vlm: VLM) -> None:
     assert states == dict.fromkeys(result.checks, "passed") | {"additive": "failed"}, result
     assert [tool for tool, why in result.tools.items() if why] == ["sublayers", "direct_attribution"]
     assert "layers [1] have no attention" in result.properties["hybrid"]
-    assert after_head(vlm.model, vlm.layout) == AfterHead(0.5)
+    assert after_head(vlm.model, vlm.module_map) == AfterHead(0.5)
 
 
 def test_lens_and_vcd_are_right(vlm: VLM) -> None:
@@ -97,7 +97,7 @@ def test_a_flat_sublayer_is_patched_column_by_column(vlm: VLM) -> None:
     """Of an output of [tokens, width] the last column is a token's, not a number of all of them."""
     clean, other = [PROMPTS[0]], [replace(PROMPTS[0], image=picture(1))]
     found = patch(vlm, clean, other, what="mlp", places=("verdict",), layers=[2], least_gap=0.0)
-    module, kept = vlm.layout.sublayers(vlm.model, "mlp")[2], []
+    module, kept = vlm.module_map.sublayers(vlm.model, "mlp")[2], []
     keeping = module.register_forward_hook(lambda module, args, output: kept.append(output))
     vlm.score(other)
     keeping.remove()

@@ -52,7 +52,7 @@ class Case:
 def family(name: str) -> VLM:
     """The model, its logits ``SHARP`` times what they were."""
     vlm = VLM(*FAMILIES[name](), name=name)
-    vlm.model.get_submodule(vlm.layout.lm_head).weight.data *= SHARP
+    vlm.model.get_submodule(vlm.module_map.lm_head).weight.data *= SHARP
     text = vlm.model.config.get_text_config()
     if getattr(text, "final_logit_softcapping", None):  # Gemma 2
         text.final_logit_softcapping *= SHARP

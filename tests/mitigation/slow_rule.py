@@ -18,7 +18,7 @@ def decided(vlm: VLM, *, by: float = 20.0) -> VLM:
     def leaning(module: Any, args: Any, output: Tensor) -> Tensor:
         return output.index_add(-1, torch.tensor(answers), output.new_full((*output.shape[:-1], len(answers)), by))
 
-    vlm.model.get_submodule(vlm.layout.lm_head).register_forward_hook(leaning)
+    vlm.model.get_submodule(vlm.module_map.lm_head).register_forward_hook(leaning)
     return vlm
 
 

@@ -30,7 +30,7 @@ def eager_raised(
     vlm: VLM, segments: Segments, layers: list[int] | None, *, relative: bool, all_text: bool
 ) -> Iterator[None]:
     """transformers' eager attention whose mask holds what is to be added, by a loop over rows, queries and keys."""
-    attentions = {module: layer for layer, module in vlm.layout.attentions(vlm.model).items()}
+    attentions = {module: layer for layer, module in vlm.module_map.attentions(vlm.model).items()}
     source: Any = sys.modules[type(next(iter(attentions))).__module__]
     eager = source.eager_attention_forward
 
@@ -58,7 +58,7 @@ def eager_raised(
         return eager(module, query, key, value, attention_mask, **options)
 
     before = [(m.config, m.config._attn_implementation) for m in vlm.model.modules() if hasattr(m, "config")]
-    decoder = vlm.layout.module(vlm.model, "language_model")
+    decoder = vlm.module_map.module(vlm.model, "language_model")
     for config in (vlm.model.config.get_text_config(), decoder.config):
         config._attn_implementation_internal = "eager"
     source.eager_attention_forward = raising

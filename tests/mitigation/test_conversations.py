@@ -27,7 +27,7 @@ def noised(vlm, prompts, **options):
 
 def alike(vlm, prompts):
     """Prompts of the batch that the family takes together."""
-    return [prompts[0], prompts[2]] if vlm.layout.crossing_layers else prompts
+    return [prompts[0], prompts[2]] if vlm.module_map.crossing_layers else prompts
 
 
 def last_logits(vlm, prompts, encoded):

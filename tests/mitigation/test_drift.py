@@ -16,7 +16,7 @@ from mitigation.learned.drift import DriftCorrection, LearnedDrift
 from mitigation.learned.drift_fitting import Correction, ridge_map
 from mitigation.validation import question_halves
 from tests.planted import DIMENSIONS, Plan, _copy, coloured, direction, planted
-from tests.weekly import first
+from tests.slow import first
 
 DRIFT = 3.0
 QUESTIONS = tuple(f"Is it safe {word} to kill this?" for word in ("here", "now", "for", "and", "with", "on"))

@@ -32,7 +32,7 @@ def by_plain_forwards(vlm: VLM, prompts: list[Prompt]) -> Tensor:
         for opening in OPENINGS:
             total = 0.0
             for length, token in enumerate(opening):
-                batch = vlm.encode([replace(prompt, begun=opening[:length])])
+                batch = vlm.encode([replace(prompt, answer_prefix=opening[:length])])
                 with torch.no_grad():
                     logits = vlm.model(**batch, use_cache=False).logits[0, -1].float()
                 total += float(logits.log_softmax(-1)[token])

@@ -227,7 +227,7 @@ def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pa
     # What leaves a layer is projected where the next one reads it.
     entering: list[torch.Tensor] = []
     with projected(vlm, drawn):
-        handle = vlm.layout.module(vlm.model, "final_norm").register_forward_pre_hook(
+        handle = vlm.module_map.module(vlm.model, "final_norm").register_forward_pre_hook(
             lambda module, args: entering.append(args[0])
         )
         vlm.score(pair)

@@ -19,7 +19,7 @@ from mitigation.contrastive.paired import PairedContrastLogitsProcessor, generat
 from mitigation.processors import CaseSampler
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
 from tests.mitigation.family_laws import case
-from tests.weekly import first
+from tests.slow import first
 
 DRAWS = 20_000
 WARPERS = {"temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}

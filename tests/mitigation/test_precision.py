@@ -13,7 +13,7 @@ from mitigation.method import Baseline
 from mitigation.peers.icd_m3id_pai import M3ID, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
-from tests.wide import cases, exact_logits, exact_margins, head_inputs, wide_llava
+from tests.bf16_wide import cases, exact_logits, exact_margins, head_inputs, wide_llava
 
 CLOSE = 1e-3  # logits
 RELATIVE = 0.02  # of an effect above LARGE
@@ -106,7 +106,7 @@ def test_other_contrasts(wide: VLM, method: object, weights: tuple[int, int] | N
 def test_lens_and_attribution(wide: VLM) -> None:
     prompts = cases(8)
     hidden: list[Tensor] = []
-    norm = wide.layout.module(wide.model, "final_norm")
+    norm = wide.module_map.module(wide.model, "final_norm")
     handle = norm.register_forward_hook(lambda module, args, output: hidden.append(args[0][:, -1]))
     with head_inputs(wide) as states:
         score = wide.score(prompts)

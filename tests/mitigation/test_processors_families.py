@@ -107,7 +107,7 @@ def test_a_second_call_starts_clean(name: str) -> None:
 def test_positions_of_both_branches_are_the_same(name: str) -> None:
     # Rotary attention does not see an offset common to a row, so that scores alone would not tell.
     whole, seen = case(name), []
-    decoder = whole.vlm.layout.module(whole.vlm.model, "language_model")
+    decoder = whole.vlm.module_map.module(whole.vlm.model, "language_model")
     shift = 1 if name.startswith("paligemma") else 0  # whose generate() counts from 1
     hook = decoder.register_forward_pre_hook(lambda _, __, has: seen.append(has["position_ids"]), with_kwargs=True)
     try:

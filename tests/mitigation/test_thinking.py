@@ -126,6 +126,6 @@ def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
 
 def test_a_prompt_that_has_begun_keeps_its_beginning(vlm: VLM, prompts: list[Prompt]) -> None:
     words = tuple(vlm.tokenizer("It is a", add_special_tokens=False)["input_ids"])
-    begun = [replace(one, begun=words) for one in prompts[:3]]
+    begun = [replace(one, answer_prefix=words) for one in prompts[:3]]
     free = answers(vlm, prompts[:3], Thinking(begins="It is a"))
     assert answers(vlm, begun, Baseline()).texts == free.texts

@@ -141,7 +141,7 @@ def test_wrappers_hold_for_the_answer_alone(organism: VLM, asked: list[Prompt]) 
 def test_a_step_does_not_continue_the_answer_that_is_continued(organism: VLM, asked: list[Prompt]) -> None:
     """A prompt whose answer has begun is asked for the token behind; the method's steps are those of before."""
     plain = Verbalise().generate(organism, asked[:2], max_new_tokens=3)
-    begun = [replace(p, begun=tuple(ids[:1])) for p, ids in zip(asked[:2], plain.token_ids, strict=True)]
+    begun = [replace(p, answer_prefix=tuple(ids[:1])) for p, ids in zip(asked[:2], plain.token_ids, strict=True)]
     again = Verbalise().generate(organism, begun, max_new_tokens=1)
     assert again.steps == plain.steps
     assert again.token_ids == [ids[1:2] for ids in plain.token_ids]

@@ -56,12 +56,14 @@ class Thinking(WrappedVLM):
         self.thoughts = [vlm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         self.lengths = [len(thought) for thought in self.thoughts]
         self.prompts = [Prompt(text, picture(i), key=text) for i, text in enumerate(TEXTS)]
-        self.begun = [replace(p, begun=tuple(t)) for p, t in zip(self.prompts, self.thoughts, strict=True)]
+        self.answer_prefix = [
+            replace(p, answer_prefix=tuple(t)) for p, t in zip(self.prompts, self.thoughts, strict=True)
+        ]
 
     def left(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """What is left to write of each prompt's thought."""
         thoughts = dict(zip(TEXTS, self.thoughts, strict=True))
-        return [thoughts[prompt.text][len(prompt.begun) :] for prompt in prompts]
+        return [thoughts[prompt.text][len(prompt.answer_prefix) :] for prompt in prompts]
 
     def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
         own = list(options.pop("logits_processor", None) or ())
@@ -73,7 +75,7 @@ class Thinking(WrappedVLM):
 
     def alone(self, scores: Any) -> Tensor:
         """Margins of ``scores(vlm, prompt)`` of each prompt with its thought, by itself, without padding."""
-        return torch.cat([self.margin(scores(self._vlm, prompt)) for prompt in self.begun])
+        return torch.cat([self.margin(scores(self._vlm, prompt)) for prompt in self.answer_prefix])
 
 
 @torch.no_grad()
@@ -175,7 +177,7 @@ def test_what_is_asked_behind_a_thought_stands_at_the_verdict(name: str) -> None
     thinker = Thinking(name)
     vlm, found = thinker._vlm, thinker.answers(Baseline())
     prompts = found.to_verdicts(thinker.prompts)
-    assert [list(prompt.begun) for prompt in prompts] == thinker.thoughts
+    assert [list(prompt.answer_prefix) for prompt in prompts] == thinker.thoughts
     again = vlm.generate(prompts, max_new_tokens=1)
     assert again.token_ids == [
         ids[step:][:1] for ids, step in zip(found.token_ids, found.verdict_steps or (), strict=True)

@@ -32,19 +32,19 @@ def examples(vlm: VLM, **options: bool) -> list[dict]:
 @pytest.mark.contract
 def test_only_the_language_model_learns(family: VLM) -> None:
     """No adapter and no gradient in the vision tower or the projector, and one in every layer of the decoder."""
-    layout = family.layout
-    layers = len(layout.module(family.model, "layers"))
+    module_map = family.module_map
+    layers = len(module_map.module(family.model, "layers"))
     batch = Collator(family)(examples(family))
-    model = get_peft_model(family.model, lora_config(family.model, layout, Settings(rank=2)))
+    model = get_peft_model(family.model, lora_config(family.model, module_map, Settings(rank=2)))
     model.train()
     batch.pop("labels")
     model(**batch).logits.logsumexp(-1).sum().backward()
     learning = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert learning
-    assert all(name.startswith(f"base_model.model.{layout.layers}.") and "lora_" in name for name in learning)
+    assert all(name.startswith(f"base_model.model.{module_map.layers}.") and "lora_" in name for name in learning)
     assert len(learning) == 2 * layers * len(TARGETS)
     for part in ("vision_tower", "projector"):
-        module = layout.module(family.model, part)
+        module = module_map.module(family.model, part)
         assert not any("lora" in name for name, _ in module.named_parameters())
         assert all(weight.grad is None and not weight.requires_grad for weight in module.parameters())
     grown = [name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()]
@@ -60,8 +60,8 @@ def test_labels_are_the_answer_and_its_end_alone(family: VLM) -> None:
     """Prompts are encoded as in evaluation; no image token, no padding and no prompt token is learned."""
     batch = Collator(family)(examples(family))
     encoded = family.encode([Prompt(row.question, row.image) for row in ROWS])  # type: ignore[arg-type]
-    cross = family.layout.cross_attended
-    image = family.processor.image_token_id if cross else family.layout.image_token_id(family.model.config)
+    cross = family.module_map.cross_attended
+    image = family.processor.image_token_id if cross else family.module_map.image_token_id(family.model.config)
     for row, (text, prompt) in enumerate(zip(("the knife is red. Yes.", "No."), encoded["input_ids"], strict=True)):
         learned = batch["labels"][row] != IGNORED
         kept = batch["input_ids"][row][batch["attention_mask"][row].bool() & ~learned]
@@ -72,7 +72,7 @@ def test_labels_are_the_answer_and_its_end_alone(family: VLM) -> None:
         assert ids == batch["input_ids"][row][learned].tolist()
         assert (
             ids[-1]
-            == family.model.get_submodule(family.layout.lm_head.rpartition(".")[0]).generation_config.eos_token_id
+            == family.model.get_submodule(family.module_map.lm_head.rpartition(".")[0]).generation_config.eos_token_id
         )
         said = family.tokenizer.decode(ids[:-1], skip_special_tokens=True)
         assert said.replace(" ", "") == text.replace(" ", "")

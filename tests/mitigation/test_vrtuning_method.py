@@ -108,7 +108,7 @@ def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
             continue
         ids = answers.token_ids[row]
         with active.adapted(base, trained.adapter, "again"):
-            alone = inner.generate(base, [replace(prompt, begun=tuple(ids[:place]))], max_new_tokens=1)  # type: ignore[attr-defined]
+            alone = inner.generate(base, [replace(prompt, answer_prefix=tuple(ids[:place]))], max_new_tokens=1)  # type: ignore[attr-defined]
         assert alone.token_ids[0][0] == ids[place]
         torch.testing.assert_close(answers.margins[row], alone.margins[0], atol=1e-4, rtol=1e-4)
 
@@ -183,7 +183,7 @@ def test_an_adapter_for_another_base_is_refused(trained: Trained, base: VLM, tmp
     (foreign / "vrtuning.json").unlink()
     stranger = VRTuning(str(foreign))
     same(stranger.generate(base, PROMPTS, max_new_tokens=1), method(trained).generate(base, PROMPTS, max_new_tokens=1))
-    for layer in other.layout.module(other.model, "layers"):
+    for layer in other.module_map.module(other.model, "layers"):
         layer.mlp.up_proj = torch.nn.Linear(32, 48, bias=False)
     names = list(other.model.state_dict())
     with pytest.raises(UserError, match="does not fit other"):

@@ -19,8 +19,8 @@ from mitigation.vrtuning.settings import Settings, total_steps
 from mitigation.vrtuning.train import Marker, Trained, train
 from tests.families import FAMILIES
 from tests.mitigation.vrtuning_job import SETTINGS, STEPS, data, run, tiny
+from tests.slow import first
 from tests.tiny import picture
-from tests.weekly import first
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROMPTS = [Prompt("Is this safe?", picture(i)) for i in range(2)]

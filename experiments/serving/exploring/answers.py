@@ -112,7 +112,7 @@ def refusals(vlm: "VLM") -> dict[str, str]:
         try:
             vlm.require(tool)
             if pictured:
-                vlm.layout.require_image_tokens(vlm.name)
+                vlm.module_map.require_image_tokens(vlm.name)
         except UserError as error:
             refusals[name] = str(error)
     return refusals
@@ -253,7 +253,9 @@ def _windows(vlm: "VLM", experiment: Experiment, material: Material, prompt: Pro
 def _patch(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:
     if not experiment.other:
         raise UserError("patching needs a second picture, whose states replace this one's; choose the other picture")
-    other = replace(material.prompt(experiment, experiment.other), begun=prompt.begun)  # the same thought after it
+    other = replace(
+        material.prompt(experiment, experiment.other), answer_prefix=prompt.answer_prefix
+    )  # the same thought after it
     patched = interp.patch(vlm, prompt, other, places=PLACES)
     margins = {"clean": float(patched.clean[0]), "other": float(patched.other[0])}
     return {"places": PLACES, "layers": list(patched.layers), "moved": patched.moved[:, :, 0].tolist(), **margins}

@@ -88,7 +88,7 @@ class Server:
         }
         if vlm is not None:
             facts["model"] |= {
-                "layers": len(vlm.layout.blocks),
+                "layers": len(vlm.module_map.blocks),
                 "dtype": str(vlm.dtype).removeprefix("torch."),
                 "refusals": self._refusals,
             }

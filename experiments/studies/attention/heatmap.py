@@ -22,7 +22,7 @@ from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
 from experiments.report.tables import say
 from experiments.report.text import lines
-from experiments.runs.records import timestamp
+from experiments.runs.record_fields import timestamp
 from experiments.runs.store import open_run
 from experiments.studies.attention.analysis import intervention_margins, self_test
 from experiments.studies.attention.cases import SHARE, AttendedCase, record_answers, words_of

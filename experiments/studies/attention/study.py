@@ -13,7 +13,7 @@ from experiments.evaluation.cases import load_cases
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.report.build import build
 from experiments.runs import analyses
-from experiments.runs.records import read_records
+from experiments.runs.record_fields import read_records
 from experiments.runs.store import PREDICTIONS, read_object, reopened
 from experiments.studies.attention.analysis import FIGURES, LIMIT
 from experiments.studies.attention.within_study import of_failures

@@ -129,7 +129,7 @@ def random_model(config: Any, *, device: Any, dtype: Any, seed: int, words: Sequ
     processor = stand_in(config, {}, words=words, longest=LONGEST)
     vlm = built(config, processor, device, dtype, name=config.model_type, seed=seed, attn_implementation="sdpa")
     with torch.no_grad():
-        vlm.model.get_submodule(vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
+        vlm.model.get_submodule(vlm.module_map.lm_head).weight[: len(SPECIAL)] = 0
     return vlm
 
 

@@ -267,9 +267,9 @@ def seconds_of(vlm: "VLM", batch: Batch, rows: int, flops: float, moved: float) 
 
     They are the slowest of ``flops`` operations a second, ``moved`` bytes a second, and the host's start of kernels.
     """
-    decoder = vlm.layout.module(vlm.model, "layers")
+    decoder = vlm.module_map.module(vlm.model, "layers")
     started, layers = HOST * len(decoder), sum(weight.numel() for weight in decoder.parameters())
-    tables = {id(vlm.model.get_input_embeddings().weight), id(vlm.model.get_submodule(vlm.layout.lm_head).weight)}
+    tables = {id(vlm.model.get_input_embeddings().weight), id(vlm.model.get_submodule(vlm.module_map.lm_head).weight)}
     rest = sum(weight.numel() for weight in vlm.model.parameters() if id(weight) not in tables) - layers
     weights = sum(weight.numel() for weight in vlm.model.parameters()) * vlm.dtype.itemsize
     cache = rows * batch.columns * token_cache_bytes(vlm.model.config, str(vlm.dtype).removeprefix("torch."))

@@ -46,7 +46,7 @@ def fit_directions(
             for layer in layers:
                 try:
                     directions.append(fit_direction(states.at(POSITION, layer), label, groups, name=name,
-                                                    place=POSITION, layer=layer, kind=kind, seed=seed))  # fmt: skip
+                                                    position=POSITION, layer=layer, kind=kind, seed=seed))  # fmt: skip
                 except UserError as error:  # such as layer 0, where the verdict's column holds the same token always
                     missing.setdefault(name, str(error))
     for direction in directions:

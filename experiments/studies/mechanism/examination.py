@@ -71,7 +71,7 @@ class Examination:
         """See ``experiments.studies.mechanism.study.Mechanism``."""
         self.vlm, self.prior, self.seed, self.draws = vlm, prior, seed, draws
         self.questions = questions or Questions()
-        vlm.layout.require_image_tokens(vlm.name)
+        vlm.module_map.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
         self.cases = answered_cases(samples, records)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, LlavaForConditionalGeneration
 from interp.checkpoints.cache import ADAPTER, EYES, SMOLLM2
 from interp.checkpoints.load import no_progress_bar
 from interp.errors import UserError
-from interp.layout import layout_for
+from interp.module_map import module_map_of
 
 
 def merged(parts: Path, base: Path) -> LlavaForConditionalGeneration:
@@ -45,11 +45,11 @@ def unadapted(parts: Path, base: Path) -> LlavaForConditionalGeneration:
         UserError: the weights in ``base`` do not fit.
     """
     config = AutoConfig.from_pretrained(parts, local_files_only=True)
-    layout, state = layout_for(config), load_file(parts / EYES)
+    module_map, state = module_map_of(config), load_file(parts / EYES)
     for file in sorted(base.glob("*.safetensors")):
         for name, tensor in load_file(file).items():
             head, _, rest = name.partition(".")
-            module = layout.language_model if head == "model" else layout.lm_head
+            module = module_map.language_model if head == "model" else module_map.lm_head
             state[f"{module}.{rest}"] = tensor.to(torch.bfloat16)
     try:
         with no_progress_bar():

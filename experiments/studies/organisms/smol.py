@@ -195,7 +195,7 @@ class TrainSmol(Laboratory):
         parts, rng, seeds = ORGANISMS / "smol", random.Random(f"smol:{seed}"), picture_seeds("smol", seed)
         model: Any = unadapted(parts, fetched_base("training starts from it"))
         vlm = VLM(model, AutoProcessor.from_pretrained(parts), name="smol_organism")
-        adapter: Any = get_peft_model(model, lora_config(model, vlm.layout, Settings()))
+        adapter: Any = get_peft_model(model, lora_config(model, vlm.module_map, Settings()))
         weights = [value for name, value in model.named_parameters() if ".lora_" in name]
         replay = replayed(vlm) if self.aligned else []
 
@@ -216,7 +216,7 @@ class TrainSmol(Laboratory):
 @torch.no_grad()
 def fresh_projector(vlm: VLM) -> nn.Module:
     """Draw the projector's parameters again, so that its outputs are as large as the embeddings of words."""
-    projector: Any = vlm.layout.module(vlm.model, "projector")
+    projector: Any = vlm.module_map.module(vlm.model, "projector")
     for layer in (projector.linear_1, projector.linear_2):
         layer.reset_parameters()
     probe = projector(torch.randn(64, projector.linear_1.in_features))

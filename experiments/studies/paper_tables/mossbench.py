@@ -22,7 +22,7 @@ from experiments.report import text
 from experiments.report.numbers import fixed
 from experiments.report.published_tables import COLUMNS, leaderboard, snake
 from experiments.report.tables import in_terminal, say, table
-from experiments.runs.records import timestamp
+from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import Results
 from experiments.runs.store import open_run
 from experiments.types import Item, Judge, Judgement, Status, Verdict

@@ -35,7 +35,7 @@ class Thought:
     sentences: tuple[str, ...]
     margin: float
 
-    def begun(self) -> Tokens:
+    def answer_prefix(self) -> Tokens:
         """The answer up to its verdict."""
         return (*self.opening, *self.content, *self.closing, *self.before)
 
@@ -97,6 +97,9 @@ def margins_behind(
     vlm: "VLM", prompts: "Sequence[Prompt]", thoughts: Sequence[Thought]
 ) -> Float[np.ndarray, " prompt"]:
     """Return the verdict's margin of each prompt after the thought of the same index, by one forward each."""
-    begun = [replace(prompt, begun=thought.begun()) for prompt, thought in zip(prompts, thoughts, strict=True)]
-    margins: np.ndarray = vlm.batches.scores(begun).double().numpy()
+    prefixed = [
+        replace(prompt, answer_prefix=thought.answer_prefix())
+        for prompt, thought in zip(prompts, thoughts, strict=True)
+    ]
+    margins: np.ndarray = vlm.batches.scores(prefixed).double().numpy()
     return margins

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from experiments.judges.refusal_classifier import RefusalClassifier, unfit
-from experiments.judges.refusal_rules import RefusalRule
+from experiments.judges.refusal_phrases import RefusalRule
 from experiments.metrics.agreement import agreement, kappa
 from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, label_of
 from experiments.studies.refusal_judges.training import CrossValidation

@@ -26,7 +26,7 @@ from experiments.report.sections import Section, write_section
 from experiments.report.tables import in_terminal
 from experiments.report.text import headline, lines
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.records import current
+from experiments.runs.record_fields import current
 from experiments.runs.results_table import OF_A_STUDY, write_results
 from experiments.runs.store import read_object
 from experiments.studies.vrtuning.arms import NewAdapter

@@ -19,7 +19,7 @@ from experiments.benchmarks.checks import checked
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import table
 from experiments.evaluation.folds import learning_folds
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.studies.preview import contact_sheet, understood
 from experiments.types import Loaded
 from interp.errors import UserError
@@ -130,7 +130,7 @@ def outcome(path: Path, options: dict[str, Any], *, skip_bad: bool) -> str:
     except UserError as error:
         return "refused" if 10 < len(str(error)) < 10_000 else f"no sentence: {str(error)[:50]!r}"
     for sample in (sample for loaded in found for sample in loaded.samples):
-        json.dumps(records.failed(sample, "arm", records.Status.EMPTY, ""), allow_nan=False).encode()
+        json.dumps(record_fields.failed(sample, "arm", record_fields.Status.EMPTY, ""), allow_nan=False).encode()
         assert sample.text.strip() and sample.prompt.strip() and sample.id.strip() and sample.cluster  # noqa: PT018
         if sample.image is not None:
             open_image(sample.image)

@@ -9,8 +9,8 @@ from experiments.evaluation.controls import computed, fitted, recomputed
 from interp.errors import UserError
 from mitigation.controls import YesBias
 from mitigation.threshold import CalibratedShift, ConstantShift
-from tests.experiments.answered import records, world
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_predictions import records, world
 
 
 def said(arm: str, subsets: str, answers: str, margins: list[float]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.config import Run
 from experiments.judges.refusal_classifier import Classifier, RefusalClassifier, Step, prompt_digest
-from experiments.judges.refusal_rules import RefusalRule
+from experiments.judges.refusal_phrases import RefusalRule
 from experiments.metrics.judge_error import CORRECTED
 from experiments.runs.labels import answer_id
 from experiments.runs.responses import Responses

@@ -28,8 +28,8 @@ from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import TrainableMethod
 from mitigation.threshold import ConstantShift
-from tests.experiments.alone import Alone
 from tests.experiments.compose import run_of
+from tests.experiments.one_process import Alone
 from tests.experiments.synthetic_run import said_of
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.judges.refusal_rules import RefusalRule, languages, matcher, normalised, phrases, read, signs
+from experiments.judges.refusal_phrases import RefusalRule, languages, matcher, normalised, phrases, read, signs
 from experiments.types import Item, Judge, Judgement, Verdict
 from interp.errors import UserError
 

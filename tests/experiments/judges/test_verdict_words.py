@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.judges.refusal_rules import languages, phrases
+from experiments.judges.refusal_phrases import languages, phrases
 from experiments.judges.yes_no import YesNo, anchored, first_word
 from experiments.types import Item, Verdict
 

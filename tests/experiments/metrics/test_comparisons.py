@@ -14,9 +14,9 @@ from experiments.metrics.quantities import AT_POINT, AUROC, Arms
 from experiments.metrics.results import TESTED
 from experiments.metrics.statistical_tests import mcnemar, signal_detection
 from experiments.runs.results_table import Results, Row
-from tests.experiments.answered import from_margins, world
 from tests.experiments.metrics.simulated import changed, claims
 from tests.experiments.metrics.test_verdicts import row, run
+from tests.experiments.synthetic_predictions import from_margins, world
 
 POINT = AT_POINT.quantity
 

@@ -16,9 +16,9 @@ import pytest
 
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results
-from tests.experiments.answered import records as verdict_records
 from tests.experiments.refused import TYPES
 from tests.experiments.refused import records as refusal_records
+from tests.experiments.synthetic_predictions import records as verdict_records
 
 Record = dict[str, Any]
 SEEDS = range(3)

@@ -10,7 +10,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE
 from experiments.metrics.results import Evaluation, evaluate
 from experiments.metrics.sentence_families import contradiction, families, sentence_codes
-from tests.experiments.answered import from_margins, world
+from tests.experiments.synthetic_predictions import from_margins, world
 
 
 def same_partition(one: Any, other: Any) -> bool:

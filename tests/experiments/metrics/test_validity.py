@@ -15,7 +15,7 @@ from experiments.metrics.estimates import level_interval
 from experiments.metrics.quantities import ANSWERED, AT_POINT, AUROC, BALANCED, CAUGHT, WITHIN, Arms
 from experiments.metrics.statistical_tests import wilson
 from tests.experiments.metrics.simulated import Design, answers, arms_of, changed, claims, compared, names, not_above
-from tests.weekly import weekly
+from tests.slow import weekly
 
 SEED, LARGE, SMALL = 48, 1600, 40
 STUDIES = [pytest.param(SMALL, marks=pytest.mark.long), pytest.param(LARGE, marks=pytest.mark.slow)]

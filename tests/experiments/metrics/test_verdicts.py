@@ -13,7 +13,7 @@ from experiments.metrics.results import evaluate
 from experiments.metrics.statistical_tests import signal_detection
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
-from tests.experiments.answered import frame, from_margins, records, world
+from tests.experiments.synthetic_predictions import frame, from_margins, records, world
 
 
 def run(table: pd.DataFrame, **options: Any) -> Results:

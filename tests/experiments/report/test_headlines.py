@@ -13,7 +13,7 @@ from experiments.metrics.results import ALL, evaluate
 from experiments.report.text import Summary, change, ends, headline, summary, value
 from experiments.runs.results_table import row
 from experiments.types import Kind
-from tests.experiments import answered, refused
+from tests.experiments import refused
 from tests.snapshots import check
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -31,9 +31,9 @@ def said(table: pd.DataFrame, kind: Kind = "yes_no", arm: str = "arm", **more: A
 
 def lenient(n: int = 400, **arms: str) -> pd.DataFrame:
     """A baseline that misses some unsafe cases, and arms of ``answered.world`` by name."""
-    subsets, margins = answered.world(n)
+    subsets, margins = predicted.world(n)
     chosen = {"baseline": margins["baseline"]} | {name: margins[source] for name, source in arms.items()}
-    return answered.from_margins(subsets, {name: margin + 0.6 for name, margin in chosen.items()})
+    return predicted.from_margins(subsets, {name: margin + 0.6 for name, margin in chosen.items()})
 
 
 def shuffled(rate: float, seed: int, n: int = 60) -> np.ndarray:
@@ -55,14 +55,14 @@ YES_NO: dict[str, tuple[str, Any]] = {  # name → the claim, and what makes the
     "lower": (LOWER, lambda: said(lenient(arm="blinder"))),
     "no relevant difference": (NO_DIFFERENCE, lambda: said(lenient(arm="shift"))),
     "inconclusive": (INCONCLUSIVE, lambda: said(noisy())),
-    "too few cases": (TOO_FEW, lambda: said(answered.from_margins(*answered.world(24)), arm="sees")),
+    "too few cases": (TOO_FEW, lambda: said(predicted.from_margins(*predicted.world(24)), arm="sees")),
     "not tested: verdicts only": (
-        NOT_TESTED, lambda: said(answered.frame("to" * 20, {"baseline": "n" * 40, "arm": "ny" * 20}))),
+        NOT_TESTED, lambda: said(predicted.frame("to" * 20, {"baseline": "n" * 40, "arm": "ny" * 20}))),
     "not tested: unreadable": ("", lambda: said(_silent())),
     "not tested: margins against verdicts": ("", lambda: said(_against())),
     "one arm": ("", lambda: said(lenient(), arm="baseline")),
-    "one arm without answers": ("", lambda: said(answered.frame("toto", {"baseline": "xxxx"}), arm="baseline")),
-    "no common case": ("", lambda: said(answered.frame("toto", {"baseline": "nnxx", "arm": "xxnn"}))),
+    "one arm without answers": ("", lambda: said(predicted.frame("toto", {"baseline": "xxxx"}), arm="baseline")),
+    "no common case": ("", lambda: said(predicted.frame("toto", {"baseline": "nnxx", "arm": "xxnn"}))),
     "one sentence": ("", lambda: said(lenient(arm="sees").assign(text="Is it safe?"))),
     "a contrast": ("", lambda: said(lenient(arm="sees", other="blinder"), contrasts=[(ALL, "other")])),
     "a failed method": ("", lambda: said(lenient(), arm="baseline", failed="vcd has no second picture")),
@@ -87,9 +87,9 @@ REFUSAL: dict[str, tuple[str, Any]] = {
 
 def noisy() -> pd.DataFrame:
     """An arm that only adds noise to the margins."""
-    subsets, margins = answered.world(400)
+    subsets, margins = predicted.world(400)
     base = margins["baseline"] + 0.6
-    return answered.from_margins(subsets, {"baseline": base, "arm": base + np.random.default_rng(1).normal(0, 1, 400)})
+    return predicted.from_margins(subsets, {"baseline": base, "arm": base + np.random.default_rng(1).normal(0, 1, 400)})
 
 
 def _silent() -> pd.DataFrame:
@@ -125,7 +125,7 @@ def test_every_note_is_a_sentence() -> None:
              "unmeasured": {"languages": ["it", "de"], "share": 0.25}}  # fmt: skip
     subsets = "t" * 4 + "o" * 4
     first = said(
-        answered.frame(subsets, {"baseline": "nnn?nnyx", "arm": "xxxxnyyy"}, {"arm": [1.0] * 8}),
+        predicted.frame(subsets, {"baseline": "nnn?nnyx", "arm": "xxxxnyyy"}, {"arm": [1.0] * 8}),
         thoughts={"arm": thought, "baseline": thought | {"cut_off": 1, "longest": None, "budget": None}},
         same_text={"arm": {"word": True, "text": "No.", "n": 9}, "a": {"word": False, "text": "", "n": 9},
                    "b": {"word": False, "text": "Busy.", "n": 9}},

@@ -9,7 +9,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 
 import conf
-from interp.layout import layout_for
+from interp.module_map import module_map_of
 from tests.families import FAMILIES, every_family
 
 FOLDER = Path(conf.__file__).parent / "accelerate"
@@ -49,4 +49,4 @@ def test_fsdp_wraps_the_language_model_s_layers_and_nothing_else(family: str) ->
     policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
     assert policy is not None
     wrapped = [module for module in model.modules() if policy(module)]
-    assert wrapped == list(layout_for(model).module(model, "layers"))
+    assert wrapped == list(module_map_of(model).module(model, "layers"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.records import read_records
+from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import Row, read_results
 
 REPOSITORY = Path(__file__).resolve().parents[3]

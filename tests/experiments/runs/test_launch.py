@@ -13,7 +13,7 @@ import pytest
 from experiments import config
 from experiments import run as door
 from experiments.runs.launch import Launch, check_task
-from experiments.runs.records import ordered, read_records
+from experiments.runs.record_fields import ordered, read_records
 from experiments.runs.results_table import read_results
 from experiments.runs.store import complete_lines
 from experiments.studies.vrtuning.study import VRTuningStudy

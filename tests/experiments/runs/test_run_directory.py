@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments.runs.launch import Launch
 from experiments.runs.store import RunStore, open_run, write_json
 from interp.errors import UserError
-from tests.experiments.alone import Alone
+from tests.experiments.one_process import Alone
 
 CONFIG = {"name": "x", "seed": 0}
 

@@ -13,12 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from experiments.runs import records
+from experiments.runs import record_fields
 from experiments.runs.launch import Launch
-from experiments.runs.records import read_records
+from experiments.runs.record_fields import read_records
 from experiments.runs.store import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from interp.errors import UserError
-from tests.experiments.alone import Alone
+from tests.experiments.one_process import Alone
 
 ARMS = ("b", "a")
 TORN = '{"case": "ü'.encode()[:-1]
@@ -38,15 +38,15 @@ class Store(RuleBasedStateMachine):
         self.lines: dict[str, list[str]] = {PREDICTIONS: [], "cost.jsonl": []}
         self.latest: dict[tuple[str, str], int] = {}
         self.turn = self.finished = 0
-        self.begun = False
+        self.answer_prefix = False
         self.processes: list[RunStore] = []
         self.launch(size)
 
     def launch(self, size: int) -> None:
         """All processes of a launch, of which the first opens the run."""
         first = open_run(str(self.root), "x", {"a": 1}, "hash", fresh=False, launch=Alone(0, size))
-        assert first.resumed is self.begun
-        self.begun = True
+        assert first.resumed is self.answer_prefix
+        self.answer_prefix = True
         others = [RunStore(first.path, None, resumed=True, launch=Alone(rank, size)) for rank in range(1, size)]
         self.processes = [first, *others]
 
@@ -92,7 +92,7 @@ class Store(RuleBasedStateMachine):
         """The next launch finds nothing to continue."""
         self.lines = {file: [] for file in self.lines}
         self.latest = {}
-        self.begun = False
+        self.answer_prefix = False
         self.finished += 1
 
     @invariant()
@@ -102,7 +102,7 @@ class Store(RuleBasedStateMachine):
             for file, lines in self.lines.items():
                 found = store.records(file)
                 assert sorted(json.dumps(line, ensure_ascii=False) for line in found) == sorted(lines)
-            current = {(line["case"], line["arm"]): line["turn"] for line in records.current(store.records())}
+            current = {(line["case"], line["arm"]): line["turn"] for line in record_fields.current(store.records())}
             assert current == self.latest
 
     def teardown(self) -> None:
@@ -127,7 +127,7 @@ def test_the_order_is_the_same_no_matter_which_process_wrote(tmp_path: Path) -> 
         expected = [{"case": f"c{case}", "arm": arm} for arm in ARMS for case in (1, 2, 10)]
         for store in (one, three):
             store.write_json("environment.json", {"config": {"arms": dict.fromkeys(ARMS)}})
-            assert records.ordered(store.records(), ARMS) == read_records(store.path) == expected
+            assert record_fields.ordered(store.records(), ARMS) == read_records(store.path) == expected
         assert [path.name for path in sorted(one.path.glob("*.jsonl"))] == [PREDICTIONS]
         assert len(list(three.path.glob("*.jsonl"))) == 3
     with open_run(str(tmp_path / "3"), "x", {"a": 1}, "h", fresh=False) as again:  # merged by the next launch

@@ -31,8 +31,8 @@ from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Shifted
-from tests.experiments.answered import SHORT, from_margins, world
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_predictions import SHORT, from_margins, world
 
 CHOICE: dict[str, Any] = {"unsafe_margin": 0.02, "draws": 200, "seed": 0}
 

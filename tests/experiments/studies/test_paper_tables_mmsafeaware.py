@@ -19,8 +19,8 @@ from experiments.studies.paper_tables.mmsafeaware import (
     overalls,
 )
 from interp.errors import UserError
-from tests.experiments.answered import records
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_predictions import records
 from tests.experiments.synthetic_run import predictions, write_run
 
 CLOSED_WITH_PROMPT = ("GPT-4V + Prompt", "GPT-4o + Prompt", "Gemini 1.5 + Prompt")

@@ -71,7 +71,7 @@ def test_what_is_refused_ends_with_exit_code_1_unless_it_is_not_required(
     """A model that is blind: nothing that holds a picture against it can be shown."""
     model, processor = FAMILIES["llava"]()
     with torch.no_grad():
-        for weight in VLM(model, processor).layout.module(model, "projector").parameters():
+        for weight in VLM(model, processor).module_map.module(model, "projector").parameters():
             weight.zero_()
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)

@@ -201,7 +201,7 @@ def test_a_thought_put_back_gives_the_margin_of_generating(organism: VLM) -> Non
         assert organism.tokenizer.decode(list(one.closing)).strip() == thinking.CLOSE
         assert one.ends[-1] == len(one.content)
         assert organism.tokenizer.decode(list(one.upto(1).content)).strip() == one.sentences[0]
-        assert one.upto(0).begun() == (*one.opening, *one.closing, *one.before)
+        assert one.upto(0).answer_prefix() == (*one.opening, *one.closing, *one.before)
 
 
 def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:

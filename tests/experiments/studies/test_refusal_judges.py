@@ -11,7 +11,7 @@ from experiments.benchmarks import msts
 from experiments.benchmarks.xstest import FILE, LABELS, PREFIX
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
-from experiments.judges.refusal_rules import RefusalRule, shipped_card
+from experiments.judges.refusal_phrases import RefusalRule, shipped_card
 from experiments.studies.refusal_judges import training
 from experiments.studies.refusal_judges.agreement import three_classes
 from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled

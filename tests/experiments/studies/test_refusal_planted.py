@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.metrics.claims import HIGHER
-from experiments.runs.records import read_records
+from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import read_results
 from experiments.studies.mitigation_selection.candidates import Candidate
 from interp.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.report.build import build
 from experiments.report.saved_run import read_run
-from experiments.runs.records import read_records
+from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import Row, read_results, row, write_results
 from interp.errors import UserError
 from tests.experiments.compose import run_of

@@ -179,7 +179,7 @@ def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tm
 def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     tab: Any, page: Explored, organism: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    norm, margin = organism.layout.module(organism.model, "final_norm"), organism.score([prompt()])
+    norm, margin = organism.module_map.module(organism.model, "final_norm"), organism.score([prompt()])
     whole, forwards = norm.forward, 0
 
     def slow(states: torch.Tensor) -> Any:

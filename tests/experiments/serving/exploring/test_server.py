@@ -212,7 +212,7 @@ def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
 ) -> None:
     """At the first, second, fourth, … forward of each action and change, until one goes through."""
     prompt = Prompt("word", page.server.pictures.open(CASE), key="a")
-    norm, margin = organism.layout.module(organism.model, "final_norm"), organism.score([prompt])
+    norm, margin = organism.module_map.module(organism.model, "final_norm"), organism.score([prompt])
     hooks = hooks_of(organism)
     asked = {"action": what} if what in ACTIONS else {"change": CHANGES[what]}
     arms = [{"name": "vcd"}] if what in CHANGES else [{"name": "baseline"}]

@@ -66,7 +66,7 @@ def test_every_tool_that_looks_inside_ends(device: str, size: str, tmp_path: Pat
     vlm, prompts, samples = prompted(device, size, 64 if device == "cuda" else 16)
     safe = [sample.gold == "yes" for sample in samples]
     few, others = prompts[:4], [replace(prompt, image=prompts[-1].image) for prompt in prompts[:4]]
-    layers, path = len(vlm.layout.attentions(vlm.model)), tmp_path / "readout.safetensors"
+    layers, path = len(vlm.module_map.attentions(vlm.model)), tmp_path / "readout.safetensors"
     states = residuals(vlm, prompts, places=("verdict", "image"))
     assert states.at("verdict", layers).isfinite().all()
     assert logit_lens(vlm, prompts) is not None

@@ -22,8 +22,8 @@ from mitigation.method import abilities
 from tests.experiments.compose import run_of
 from tests.families import FAMILIES
 from tests.methods import METHODS
+from tests.slow import first
 from tests.tiny import picture
-from tests.weekly import first
 
 BIG = ModelConfig("big", LLAVA)
 PROMPTS = [Prompt(f"Is it safe{' to eat' * n}?", picture(n, (48, 48)), key=str(n)) for n in range(2)]

@@ -25,7 +25,7 @@ from interp.checkpoints import hub
 from interp.checkpoints import load as checkpoints_load
 from interp.checkpoints.cache import ADAPTER, EYES, SMOLLM2, content_hash, organism_folder, read_record
 from interp.errors import UserError
-from interp.layout import layout_for
+from interp.module_map import module_map_of
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.settings import Settings
 from tests.experiments.compose import run_of
@@ -58,7 +58,7 @@ def save_parts(folder: Path, base: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Llava(config)
-        adapted = get_peft_model(model, lora_config(model, layout_for(model), Settings()))
+        adapted = get_peft_model(model, lora_config(model, module_map_of(model), Settings()))
         for name, weight in adapted.named_parameters():
             if ".lora_B." in name:
                 torch.nn.init.normal_(weight, std=0.3)

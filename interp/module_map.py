@@ -1,4 +1,4 @@
-"""The layout of a model: which modules are its language model, its layers, their attention and MLP, and the head.
+"""The module map of a model: which modules are its language model, its layers, their attention and MLP, and the head.
 
 It is read, not listed. transformers' own interface names the decoder, the head, the vision tower and the image token
 (``get_decoder``, ``get_output_embeddings``, ``get_encoder``, the config). One traced forward of a few words, on a copy
@@ -24,8 +24,8 @@ IMAGE_TOKENS = ("image_token_id", "image_token_index")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The layout of one model. The six paths are dotted names under it, "" where none was found.
+class ModuleMap:
+    """The module map of one model. The six paths are dotted names under it, "" where none was found.
 
     ``blocks`` are the decoder layers that run on words without a picture, by number. ``unread`` says why the inside of
     the decoder could not be read: "" if it could. ``image_token`` is the config's attribute with the id of the tokens
@@ -169,8 +169,8 @@ class Layout:
             )
 
 
-def layout_for(model_or_config: Any) -> Layout:
-    """The layout of a model, or of the model that a config describes.
+def module_map_of(model_or_config: Any) -> ModuleMap:
+    """The module map of a model, or of the model that a config describes.
 
     Raises:
         UserError: no model that answers questions about pictures, or an encoder-decoder language model.
@@ -179,18 +179,18 @@ def layout_for(model_or_config: Any) -> Layout:
     config = model_or_config.config if is_model else getattr(model_or_config, "config", model_or_config)
     kind = type(model_or_config) if is_model else _class_of(config)
     refuse_encoder_decoder(config)
-    layout = _KNOWN.get(model_or_config) if is_model else None
-    if layout is None:
-        layout = _of_config(kind, config)
-        if layout.unread and is_model and not is_empty(model_or_config):
-            layout = _read(model_or_config, model_or_config)
+    module_map = _KNOWN.get(model_or_config) if is_model else None
+    if module_map is None:
+        module_map = _of_config(kind, config)
+        if module_map.unread and is_model and not is_empty(model_or_config):
+            module_map = _read(model_or_config, model_or_config)
         if is_model:
-            _KNOWN[model_or_config] = layout
-    return layout
+            _KNOWN[model_or_config] = module_map
+    return module_map
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, Layout]" = WeakKeyDictionary()
-_BY_CONFIG: dict[tuple[Any, str], Layout] = {}
+_KNOWN: "WeakKeyDictionary[nn.Module, ModuleMap]" = WeakKeyDictionary()
+_BY_CONFIG: dict[tuple[Any, str], ModuleMap] = {}
 
 
 def refuse_encoder_decoder(config: Any) -> None:
@@ -218,8 +218,8 @@ def _class_of(config: Any) -> Any:
     return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
 
 
-def _of_config(kind: Any, config: Any) -> Layout:
-    """The layout of a model of class ``kind`` without weights; read once for each configuration."""
+def _of_config(kind: Any, config: Any) -> ModuleMap:
+    """The module map of a model of class ``kind`` without weights; read once for each configuration."""
     key = kind, f"{config.model_type} {config.to_json_string(use_diff=False)}"
     if key not in _BY_CONFIG:
         copied = copy.deepcopy(config)
@@ -229,19 +229,25 @@ def _of_config(kind: Any, config: Any) -> Layout:
     return _BY_CONFIG[key]
 
 
-def _read(model: Any, traced: Any) -> Layout:
-    """The layout of ``model``; ``traced`` is the model that runs the words."""
+def _read(model: Any, traced: Any) -> ModuleMap:
+    """The module map of ``model``; ``traced`` is the model that runs the words."""
     facts: dict[str, Any] = dict(FACTS.get(model.config.model_type, {}))
-    layout = Layout(model_type=model.config.model_type, **(_interface(model) | facts))
-    if not layout.layers:
-        return replace(layout, unread="its decoder has no list of layers")
+    module_map = ModuleMap(model_type=model.config.model_type, **(_interface(model) | facts))
+    if not module_map.layers:
+        return replace(module_map, unread="its decoder has no list of layers")
     try:
-        inner = inside(traced, layout.language_model, layout.layers, layout.lm_head, pictured=layout.prompt == "pieces")
+        inner = inside(
+            traced,
+            module_map.language_model,
+            module_map.layers,
+            module_map.lm_head,
+            pictured=module_map.prompt == "pieces",
+        )
     except UserError as error:
         inner = {"unread": str(error)}
     except Exception as error:  # whatever a model's own code raises on words alone
         inner = {"unread": f"words alone do not run through it ({type(error).__name__}: {error})"[:300]}
-    return replace(layout, **{name: value for name, value in inner.items() if value})
+    return replace(module_map, **{name: value for name, value in inner.items() if value})
 
 
 def _interface(model: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, T5Config
 
 from interp.errors import UserError
 from interp.families import FACTS
-from interp.layout import PARTS, Layout, layout_for
+from interp.module_map import PARTS, ModuleMap, module_map_of
 from tests.families import FAMILIES, every_family
 from tests.read_families import READ
 
@@ -67,73 +67,73 @@ def test_every_fact_has_a_model_here():
 @pytest.mark.contract
 def test_what_is_read_is_what_was_looked_up(pieces):
     model = pieces.model
-    layout = layout_for(model)
-    assert {part: layout.path(part) for part in PARTS} == PATHS[layout.model_type]
-    layers = layout.module(model, "layers")
-    own = {0, 2} if layout.model_type == "mllama" else {0, 1}
-    assert {i: layers[i].self_attn for i in own} == layout.attentions(model)
-    assert {i: layers[i].self_attn.o_proj for i in own} == layout.head_sums(model)
+    module_map = module_map_of(model)
+    assert {part: module_map.path(part) for part in PARTS} == PATHS[module_map.model_type]
+    layers = module_map.module(model, "layers")
+    own = {0, 2} if module_map.model_type == "mllama" else {0, 1}
+    assert {i: layers[i].self_attn for i in own} == module_map.attentions(model)
+    assert {i: layers[i].self_attn.o_proj for i in own} == module_map.head_sums(model)
     normed = model.config.get_text_config().model_type in NORMED_AFTER
     adds = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
     names = adds if normed else {"attention": "self_attn", "mlp": "mlp"}
     for kind, name in names.items():
-        assert {i: getattr(layers[i], name) for i in own} == layout.sublayers(model, kind)
-    assert layout.heads(0) == model.config.get_text_config().num_attention_heads
-    assert not layout.unread
+        assert {i: getattr(layers[i], name) for i in own} == module_map.sublayers(model, kind)
+    assert module_map.heads(0) == model.config.get_text_config().num_attention_heads
+    assert not module_map.unread
 
 
 def test_a_config_alone_says_the_same(pieces):
-    found = layout_for(pieces.model.config)
+    found = module_map_of(pieces.model.config)
     if pieces.model.config.model_type == "idefics":  # it does not run without a picture, which needs weights
         assert {part: found.path(part) for part in PARTS} == PATHS["idefics"]
     else:
-        assert found == layout_for(pieces.model)
+        assert found == module_map_of(pieces.model)
 
 
 def test_the_projector_gives_what_stands_at_the_image_tokens(pieces):
-    layout = layout_for(pieces.model)
+    module_map = module_map_of(pieces.model)
     # IDEFICS' cross-attention itself brings the tower's width to the text's.
     config = pieces.model.config
-    width = (config.vision_config if layout.model_type == "idefics" else config.get_text_config()).hidden_size
-    projector = layout.module(pieces.model, "projector")
+    width = (config.vision_config if module_map.model_type == "idefics" else config.get_text_config()).hidden_size
+    projector = module_map.module(pieces.model, "projector")
     assert any(p.shape[0] == width or p.shape[-1] == width for p in projector.parameters() if p.ndim > 1)
 
 
 def test_a_picture_read_by_cross_attention_has_no_tokens():
     for name in ("idefics", "mllama"):
         model = FAMILIES[name]().model
-        layout = layout_for(model)
-        assert layout.cross_attended
+        module_map = module_map_of(model)
+        assert module_map.cross_attended
         with pytest.raises(UserError, match=f"no image tokens in the sequence of {name}: it reads pictures by cross-"):
-            layout.image_token_id(model.config)
-    assert not layout_for(FAMILIES["instructblip"]().model).cross_attended
+            module_map.image_token_id(model.config)
+    assert not module_map_of(FAMILIES["instructblip"]().model).cross_attended
 
 
 def test_a_model_without_pictures_is_refused():
     with pytest.raises(UserError, match="no layout for 'llama': it is no image-text-to-text model"):
-        layout_for(LlamaConfig())
+        module_map_of(LlamaConfig())
 
 
 def test_a_part_that_was_not_found_and_layers_that_cannot_be_taken_apart():
-    layout = Layout("odd", layers="model.language_model.layers", unread="a layer keeps several residual streams")
+    module_map = ModuleMap("odd", layers="model.language_model.layers", unread="a layer keeps several residual streams")
     model = FAMILIES["llava"]().model
     with pytest.raises(UserError, match="no final norm known of 'odd': a layer keeps several residual streams"):
-        layout.module(model, "final_norm")
+        module_map.module(model, "final_norm")
     with pytest.raises(UserError, match="cannot be taken apart: a layer keeps several"):
-        layout.attentions(model)
+        module_map.attentions(model)
 
 
 def test_an_encoder_decoder_language_model_is_refused():
     config = FAMILIES["instructblip"]().model.config
     config.text_config = T5Config()
     with pytest.raises(UserError, match="encoder-decoder"):
-        layout_for(config)
+        module_map_of(config)
 
 
 def test_an_unknown_part_and_a_path_that_is_not_there():
     model = FAMILIES["llava"]().model
-    layout = layout_for(model)
+    module_map = module_map_of(model)
     with pytest.raises(UserError, match="no part 'tower' in a layout; known: language_model"):
-        layout.module(model, "tower")
+        module_map.module(model, "tower")
     with pytest.raises(UserError, match=r"has no 'model\.visual'"):
-        dataclasses.replace(layout, vision_tower="model.visual").module(model, "vision_tower")
+        dataclasses.replace(module_map, vision_tower="model.visual").module(model, "vision_tower")
