@@ -14,6 +14,7 @@ from experiments.report.text import Summary, change, ends, headline, summary, va
 from experiments.runs.results_table import row
 from experiments.types import Kind
 from tests.experiments import refused
+from tests.experiments import synthetic_predictions as predicted
 from tests.snapshots import check
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
