@@ -69,7 +69,7 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        """The device for inputs; if the model is spread over several, that of its embeddings."""
+        """Return the device for inputs; if the model is spread over several, the device of its embeddings."""
         if getattr(self.model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
             return self.model.device
         embeddings = self.model.get_input_embeddings()
@@ -136,8 +136,8 @@ class Encoder:
     def end_ids(self) -> set[int]:
         """The tokens that end an answer: the checkpoint's, the tokenizer's, and the one behind an answer in the chat.
 
-        All three, because one alone may be wrong: InstructBLIP's generation config names the begin token, and that of
-        IDEFICS lacks ``<end_of_utterance>``.
+        All three, because one of them may be wrong: InstructBLIP's generation config names the begin token, and
+        IDEFICS' lacks ``<end_of_utterance>``.
         """
         return (
             ids_of(self.speaker.generation_config.eos_token_id) | ids_of(self.tokenizer.eos_token_id) | self._turn_end()
@@ -212,7 +212,9 @@ class Encoder:
         return tuple(ids)
 
     def _continuing(self, before: str, text: str) -> list[int]:
-        """Return the tokens of ``text`` after ``before``; if the tokens of both join, those of ``text`` alone."""
+        """Return the tokens of ``text`` after ``before``; if the tokens of both join, the tokens of ``text`` without
+        ``before``.
+        """
         first, both, alone = self.tokenizer([before, before + text, text], add_special_tokens=False)["input_ids"]
         return list(both[len(first) :] if both[: len(first)] == first else alone)
 

@@ -95,7 +95,7 @@ class Generation:
         return replace(self, **used)
 
     def with_rows(self, rows: Sequence[int], others: "Generation") -> "Generation":
-        """These answers, with ``others`` in place of those in ``rows``; what either lacks stays as it is."""
+        """Return these answers, with ``others`` in the rows ``rows``; what either lacks stays as it is."""
         changed: dict[str, Any] = {}
         for name, current in vars(self).items():
             other = getattr(others, name)
@@ -148,8 +148,8 @@ def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
 def special_tokens_alone(*speakers: Any) -> Iterator[None]:
     """Hides the checkpoint's generation settings but for its special tokens.
 
-    Suppressed tokens, minimum lengths, guidance, biases, stop strings and whatever else a checkpoint's
-    ``generation_config.json`` brings would act in every call. ``speakers`` are modules with a ``generation_config``.
+    Suppressed tokens, minimum lengths, guidance, biases, stop strings and other settings of a checkpoint's
+    ``generation_config.json`` would act in every call. ``speakers`` are modules with a ``generation_config``.
     """
     before = [speaker.generation_config for speaker in speakers]
     for speaker, config in zip(speakers, before, strict=True):

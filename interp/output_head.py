@@ -36,8 +36,8 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
     """While open, the head of ``model`` gives float32 logits: of ``tokens``, or of the whole vocabulary (None).
 
     The other tokens' logits are the native ones. Gradients reach the hidden states, not the weights of a whole head.
-    For ``model.generate`` with a contrastive logits processor, open it around the call; ``VLM.generate`` does so by
-    itself. Changes nothing where ``native_head`` has a reason.
+    For ``model.generate`` with a contrastive logits processor, open it around the call; ``VLM.generate`` opens it too.
+    Changes nothing where ``native_head`` has a reason.
 
     Raises:
         UserError: the family is not supported.

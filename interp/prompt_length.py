@@ -15,10 +15,9 @@ Size = tuple[int, int]
 class Lengths:
     """Prompt lengths for one ``VLM``: tokens of the rendered text, and what a picture of that size adds.
 
-    A blank picture of each size is encoded once, with a question of one character, so that the model's own processor
-    says how many tokens it takes, in every family. Words that merge with what the processor puts around a picture can
-    make a length wrong by a token. Use it to form batches, not to index them. A picture of a size in ``refused`` counts
-    as nothing.
+    A blank picture of each size is encoded once, with a question of one character, so the model's own processor says
+    how many tokens a picture has. Words that merge with what the processor puts around a picture can make a length
+    wrong by a token. Use it to form batches, not to index them. A picture of a size in ``refused`` counts as nothing.
     """
 
     def __init__(self, vlm: Any) -> None:

@@ -76,7 +76,7 @@ def learn(answers: Sequence[Sequence[int]], refused: Sequence[bool], kind: Kind 
 
 
 def log_odds(log_probabilities: Float[np.ndarray, "row opening"]) -> Float[np.ndarray, " row"]:
-    """Return logit P(refuse), with P(refuse) = Σ P(opening | prompt) over openings of which none begins another.
+    """Return logit P(refuse), with P(refuse) = Σ P(opening | prompt) over openings; none begins another.
 
     Rounding can bring the sum to 1, so it is kept below by one float32 step.
     """

@@ -235,7 +235,7 @@ _COUNTS: "WeakKeyDictionary[VLM, dict[tuple[int, int], int]]" = WeakKeyDictionar
 
 
 def _by_picture(vlm: "VLM", prompt: "Prompt", columns: list[int]) -> list[list[int]]:
-    """Return the columns of each picture: of several, each has as many as a picture of its size alone.
+    """Return the columns of each picture: each has as many as a single picture of its size.
 
     Raises:
         UserError: these numbers do not add up.
@@ -286,9 +286,9 @@ def _grids(
     encoded: Mapping[str, Any],
     index: tuple[int, int],
 ) -> tuple[PatchGrid, ...]:
-    """Return the grids of all pictures; those of later ones have the picture's number after their name.
+    """Return the grids of all pictures; names of later pictures' grids end with the picture's number.
 
-    ``index`` is the first picture's among those of the batch, and their number.
+    ``index`` is the first picture's index in the batch, and their number.
     """
     grids: list[PatchGrid] = []
     first, total = index

@@ -97,7 +97,7 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
     """Check ``vlm`` on two prompts with pictures (default: made up), in about 40 forwards.
 
     With fewer ``checks`` only the tools that need no others are listed. ``kernel`` needs memory for a float32 copy of
-    the model on the CPU; the others need that of an eager forward.
+    the model on the CPU; the others need memory for an eager forward.
 
     Raises:
         UserError: not two prompts with pictures of one size each and questions of different lengths.

@@ -39,10 +39,10 @@ class VLM(Encoder):
     the inner model contains the adapter's layers and has the module paths of ``module_map``. Callables in ``on_encode``
     are called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
     prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``thinking`` are the
-    marks of a thought, if not those that are known (``interp.thoughts``). ``verdict`` says where an answer without a
-    thought has its verdict: its first token, or the last Yes or No (``"last"``). ``prefill_cache`` is set by a study
-    whose methods ask the same prompts (``interp.speed.prefill_cache``); None: ``generate`` reads all prompts.
-    ``metric`` is what tools measure if they are given nothing else; None: the Yes/No margin.
+    marks of a thought, if they are not known (``interp.thoughts``). ``verdict`` says where an answer without a thought
+    has its verdict: its first token, or the last Yes or No (``"last"``). ``prefill_cache`` is set by a study whose
+    methods ask the same prompts (``interp.speed.prefill_cache``); None: ``generate`` reads all prompts. ``metric`` is
+    what tools measure if they are given nothing else; None: the Yes/No margin.
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.

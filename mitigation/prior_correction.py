@@ -7,8 +7,8 @@ of 1 scores by pointwise mutual information, as Holtzman et al. 2021 (arXiv 2104
 with the picture as the condition.
 
 ``prior_share`` says without labels whether the correction has anything to remove. That is necessary for a gain and does
-not make one likely. It models a margin as prior + picture: the margin of the sentence alone, and the contribution of
-this case's picture. If a sentence occurs with safe and unsafe pictures alike, the prior acts as a
+not make one likely. It models a margin as prior + picture: the margin of the sentence without its picture, and the
+contribution of this case's picture. If a sentence occurs with safe and unsafe pictures alike, the prior acts as a
 threshold that differs by sentence, which is noise in an AUROC over all sentences. Removing it keeps the difference
 between the classes and reduces the spread.
 
@@ -52,9 +52,9 @@ class PriorCorrection(BranchMethod):
     ``prior`` replaces the picture, at its size: ``none`` (no picture; not all families support this), ``blank``
     (mid-grey), ``noise`` (the blank picture at the last diffusion step of VCD's schedule, so that nothing of the case's
     own picture remains), ``neutral`` (drawn shapes, the same for every case) or ``swapped`` (drawn shapes, chosen by
-    the case's key). The last three are averaged over ``pictures`` pictures, each of which costs a forward per token.
-    ``seed`` is for noise and swapped pictures. ``images`` are the numbers of the pictures to replace, from 1, if a
-    prompt has several (None: all).
+    the case's key). The last three are averaged over ``pictures`` pictures; each costs a forward per token. ``seed`` is
+    for noise and swapped pictures. ``images`` are the numbers of the pictures to replace, from 1, if a prompt has
+    several (None: all).
     """
 
     weight: float = 1.0

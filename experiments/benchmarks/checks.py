@@ -142,7 +142,7 @@ def picture_in(sample: Sample) -> str:
 
 
 def joined(hashes: Sequence[str]) -> str:
-    """Return the hash of several pictures in their order; that of a single one; "" if one cannot be opened."""
+    """Return the hash of the pictures in their order; "" if one cannot be opened."""
     if len(hashes) < 2:
         return "".join(hashes)
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest() if all(hashes) else ""

@@ -60,7 +60,7 @@ class Arms:
     def constants(self, margins: Any = None) -> "dict[str, Any]":
         """Return the constant of each control, from saved margins; in folds without a development split.
 
-        ``margins`` are those of refusals (``refusal_margins``). If they cannot be used, the controls leave the study.
+        ``margins`` are refusal margins (``refusal_margins``). If they cannot be used, the controls leave the study.
         """
         constants: dict[str, Any] = {}
         records = self.store.records() if self.development is None else self.store.records(DEVELOPMENT)
@@ -125,7 +125,7 @@ class Arms:
         ]
 
     def exclude(self, arm: str, reason: str) -> None:
-        """Take an arm out of the study for a ``reason`` that is no fault; that of the arm under study is one."""
+        """Take an arm out of the study for a ``reason`` that is no error, except for the arm under study."""
         if arm == self.run.arm:
             self.errors[arm] = MethodFault(f"arm {arm}: {reason}")
         self.absent[arm] = reason

@@ -73,7 +73,7 @@ def arms_needed(method: "Method", study: str, arms: "Mapping[str, Method]") -> t
 
 
 def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = "") -> ConstantShift:
-    """Return the shift fitted on the baseline's ``records``; a yes-bias also uses those of ``study``.
+    """Return the shift fitted on the baseline's ``records``; a yes-bias also uses the records of ``study``.
 
     Control cases and cases without a margin are left out; for a yes-bias also cases where ``study`` has no verdict. The
     shift is 0 if nothing can be fitted: a single class or no case, with a very small ``limit``.
@@ -120,7 +120,7 @@ def computed(plain: Record, arm: str, constant: ConstantShift) -> Record:
 
 
 def recomputed(lines: Sequence[Record]) -> list[Record]:
-    """Return the records, of which computed ones follow the verdict that the baseline's record has now."""
+    """Return the records; computed records follow the present verdict of the baseline's record."""
     plain = {line["case"]: line for line in lines if line["arm"] == BASELINE}
     return [
         line | _judged(plain[line["case"]], line.get(SCORE, line["margin"]))
@@ -133,8 +133,8 @@ def recomputed(lines: Sequence[Record]) -> list[Record]:
 def _judged(plain: Record, moved: float | None) -> Record:
     """Return the verdicts at the margin ``moved``; there is one only if the baseline has one.
 
-    If the margin keeps its sign, the verdict is the baseline's, else that of the new sign. If the answer was drawn, or
-    is in words, the sign always decides. Without a margin the verdict is unknown.
+    If the margin keeps its sign, the verdict is the baseline's; otherwise the new sign decides. If the answer was
+    drawn, or is in words, the sign always decides. Without a margin the verdict is unknown.
     """
     margin, verdict, published = plain["margin"], plain["verdict"], plain.get("published_verdict")
     if verdict in AS_YES_NO["verdict"]:

@@ -69,7 +69,7 @@ def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation"
 
 
 def judged_turns(steps: Sequence[Mapping[str, str]], items: Sequence[Item], judge: Judge) -> list[dict[str, str]]:
-    """Return the steps with a verdict after each earlier answer; ``items`` are those of the last answers."""
+    """Return the steps with a verdict after each earlier answer; ``items`` belong to the last answers."""
     earlier = [
         (row, number, replace(item, question=transcript(told, upto=number), response=text))
         for row, (told, item) in enumerate(zip(steps, items, strict=True))

@@ -30,7 +30,7 @@ def learned(
     """Train ``method`` on ``samples``, or read it from ``out`` (safetensors) if an earlier launch has trained it.
 
     Rank 0 of ``launch`` (None: the current one) trains and writes ``out``; the others wait and read it. A killed
-    training leaves no ``out``, but what it had measured of its cases. Batches are those of ``vlm.batches``.
+    training leaves no ``out``, but what it had measured of its cases. ``vlm.batches`` forms the batches.
 
     Raises:
         MethodFault: names the arm; it cannot be trained on these cases.

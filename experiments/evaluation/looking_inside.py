@@ -32,7 +32,7 @@ Presented = tuple[Section, Mapping[str, SectionFigure]]
 
 
 class Followed(NamedTuple):
-    """Cases and records as those of a yes/no benchmark, and what is said of the margin that tools follow."""
+    """Cases and records as in a yes/no benchmark, and what is said of the margin that tools follow."""
 
     samples: list[Sample]
     records: list[dict[str, Any]]

@@ -243,7 +243,7 @@ class RefusalMargins:
         return [line["verdict"] in (Verdict.REFUSED, Verdict.PARTIAL) for line in lines.values()]
 
     def _all(self, learned: Mapping[int, Sequence[Tokens]]) -> list[Tokens]:
-        """Return the openings that margins use: of all folds' openings, those that no other one begins."""
+        """Return the openings that margins use: all folds' openings that no other opening begins."""
         tokens = sorted({opening for fold in learned.values() for opening in fold}, key=len)
         return [opening for number, opening in enumerate(tokens) if not openings.covers(tokens[:number], opening)]
 

@@ -1,10 +1,10 @@
 """``+exp=conversation_causes``: which turn or picture of a conversation carries the difference from its twin.
 
 The twins of a pair are a safe and an unsafe conversation of the same form. One part (a turn's text, a picture, an
-earlier answer) is exchanged for that of the twin, in both orders, and the margin is measured again. The share of the
+earlier answer) is exchanged for the twin's part, in both orders. Then the margin is measured again. The share of the
 difference in margin that comes with the part is its interchange effect (Vig et al. 2020, arXiv 2004.12265), by ordinary
-prompts. As a control, the part is exchanged for that of another conversation with the same label: this keeps the side
-and changes the words or the picture. Importing this module loads neither torch nor transformers.
+prompts. As a control, the part comes from another conversation with the same label. This keeps the side and changes the
+words or the picture. Importing this module loads neither torch nor transformers.
 """
 
 import random

@@ -60,7 +60,7 @@ def check_sizes(task: object, **least: int) -> None:
 
 
 def check_margins(run: Run, *, in_words: bool = True) -> Run:
-    """Return the run of a study that follows a margin; answers in words are generated, whatever the protocol.
+    """Return the run of a study that follows a margin; answers in words are generated under any protocol.
 
     Raises:
         UserError: the weights are not here to look into, or the study follows Yes and No only (``in_words``).

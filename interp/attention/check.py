@@ -37,9 +37,9 @@ class RecorderCheck:
     """Largest absolute differences.
 
     ``kernel_error`` and ``rows_error`` compare the two ways to record masses with eager attention in float32.
-    ``logit_error`` compares logits with and without the recorder; ``noise`` compares those of prompts asked alone with
-    those of the batch, which differ by rounding only. ``image_effect`` is the largest change of a logit when each
-    prompt gets another image.
+    ``logit_error`` compares logits with and without the recorder; ``noise`` compares single prompts with the batch,
+    which differ only by rounding. ``image_effect`` is the largest change of a logit when each prompt gets another
+    image.
     """
 
     kernel_error: float

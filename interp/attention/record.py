@@ -74,8 +74,8 @@ def record_attention(
     """Records every forward of ``vlm`` while open: ``vlm.generate`` (greedy, sampled, cached, batched), ``vlm.score``.
 
     ``queries`` are those whose segment masses are recorded, ``maps`` those whose full rows are kept; ``layers``
-    defaults to all. ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Logits are
-    those of sdpa. The model's own attention implementation is restored when the block ends, also on an exception.
+    defaults to all. ``segments`` belong to inputs encoded before the block (``interp.segments.segment``). Logits are
+    computed by sdpa. The model's own attention implementation is restored when the block ends, also on an exception.
 
     Raises:
         UserError: an unknown layer, a step before the prompt, inputs encoded before the block without ``segments``, a
@@ -101,14 +101,14 @@ class _Capture:
     held: int = 0  # bytes of their keys
 
     def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, " query"]:
-        """Indices of the columns to map, or of those to log, among the forward's queries."""
+        """Return the indices of the columns to map or to log among the forward's queries."""
         columns = self.mapped if mapped else self.logged
         return self.forward.once(
             (mapped, device), lambda: to_device(torch.tensor(columns) - self.forward.start, device)
         )
 
     def rows_of(self, call: AttentionCall, *, mapped: bool) -> Iterator[Float[Tensor, "row head query key"]]:
-        """Full float32 rows of the columns to map, or of those to log, ``FEW`` queries at a time."""
+        """Yield full float32 rows of the columns to map or to log, ``FEW`` queries at a time."""
         columns = self.mapped if mapped else self.logged
         if not _consecutive(call, columns):
             for places in self.places(call.key.device, mapped=mapped).split(FEW):
@@ -142,7 +142,7 @@ class _Capture:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Works out the masses of the layers that wait; those of one shape and one mask together."""
+        """Compute the masses of the layers that wait; layers with one shape and one mask together."""
         alike: dict[Any, list[AttentionCall]] = {}
         for call, bias in self.waiting:
             kind = (call.key.shape, call.key.device, call.key.dtype, call.scaling, call.softcap, id(bias))

@@ -1,4 +1,4 @@
-"""Follows a model's forwards: which columns of which batch each one processes, in generation and single forwards.
+"""Follow a model's forwards: the batch and the columns that each processes, in generation and single forwards.
 
 A *pass* is the forward of a batch of prompts with its decoding steps, which are matched by their cache. Recording,
 knockout, patching and steering use this to know which tokens a forward holds.
@@ -149,7 +149,7 @@ class Forward:
 
 
 class Follower:
-    """Follows forwards: which columns of which batch the one that runs holds. ``follow`` opens it.
+    """Follows forwards: the batch and the columns of the forward that runs. ``follow`` opens it.
 
     Subclasses do their work in ``begin`` and ``end``; hooks deeper in the model ask for the ``current`` forward.
     ``running``, ``start`` (its first column) and ``rows`` are known of a forward even if its batch is not.
@@ -281,7 +281,7 @@ class Follower:
 def follow(follower: Follower, segments: Segments | None) -> Iterator[None]:
     """``follower`` follows every forward of its model while open.
 
-    Segments of prompts that the model encodes inside are found automatically; ``segments`` are those of inputs encoded
+    Segments of prompts that the model encodes inside are found automatically; ``segments`` belong to inputs encoded
     before.
     """
     vlm = follower.vlm

@@ -200,7 +200,7 @@ def read_states(
 def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
     """Calls ``edit`` on the hidden states of ``layers`` in every forward of ``vlm`` while open, decoding included.
 
-    An edit that returns None only observes. ``segments`` are those of inputs encoded before the block
+    An edit that returns None only observes. ``segments`` belong to inputs encoded before the block
     (``interp.segments.segment``); an edit that never calls ``where`` needs none. Blocks nest: the inner edit sees what
     the outer one returned. ``knockout`` and ``record_attention`` may be open too.
 

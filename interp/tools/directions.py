@@ -162,7 +162,7 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
     """Reads what ``save_directions`` wrote, in the same order.
 
     Raises:
-        UserError: the file holds no directions, or those of a model with other weights or another width.
+        UserError: the file has no directions, or directions of a model with other weights or another width.
     """
     read = read_tensors(path, KIND)
     result = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]

@@ -44,7 +44,7 @@ class HeadPatterns:
         """Each head's attention on the image patches, by the head's name; of the first grid that covers the picture.
 
         Raises:
-            UserError: the prompt has no picture, or its image tokens stand for no place in it.
+            UserError: the prompt has no picture, or its image tokens have no location in it.
         """
         if not self.row.grids:
             raise UserError(

@@ -70,8 +70,8 @@ def grouped_folds(
     """Splits that keep a group's cases together (scikit-learn's GroupKFold, shuffled with ``seed``).
 
     Raises:
-        UserError: a class has too few cases or groups, or is missing from the training part of a fold. ``names`` are
-            those of the classes.
+        UserError: a class has too few cases or groups, or is missing from the training part of a fold. ``names`` name
+            the classes.
     """
     from sklearn.model_selection import GroupKFold
 

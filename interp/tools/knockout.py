@@ -1,10 +1,10 @@
 """Attention knockout: cuts attention edges between segments to measure what information they carry.
 
 An edge goes from the keys of one segment to the queries of another: ``("image", "verdict")`` keeps the verdict from
-attending to the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4). Names are those of
-``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, from which the first
-answer token is predicted. An end may also be a function that finds its columns in a row's segments, such as those of a
-word. A token's edge to itself is never cut, so every query keeps a key. Layers are decoder layers, from 0.
+attending to the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4). Names are segments
+(``interp.segments``): ``image`` is the picture, ``verdict`` the prompt's last token, which predicts the first answer
+token. An end may also be a function that finds its columns in a row's segments, such as the columns of a word. A
+token's edge to itself is never cut, so every query keeps a key. Layers are decoder layers, from 0.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def knockout(
 
     With ``heads`` only these heads of the layers lose them.
 
-    ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Blocks nest, also with
+    ``segments`` belong to inputs encoded before the block (``interp.segments.segment``). Blocks nest, also with
     ``record_attention``, which then records the remaining attention. The model is restored when the block ends, also on
     an exception.
 

@@ -70,7 +70,8 @@ class LensResult:
         )
 
     def plot(self, row: int = 0, title: str = "") -> "Figure":
-        """One prompt's likeliest tokens by layer: by place, or for a single place by rank; beside them its margin.
+        """One prompt's likeliest tokens by layer: by position, or for a single position by rank; next to them its
+        margin.
 
         Raises:
             UserError: a prompt that was not read.

@@ -1,4 +1,4 @@
-"""Direct logit attribution: how much of the margin each head, MLP and embedding writes into the verdict by itself.
+"""Direct logit attribution: how much of the margin each head, MLP and embedding writes directly into the verdict.
 
 What the final norm sees at the verdict is a sum: the token's embedding, and what every head and every MLP has added
 there. With the norm's scale held fixed the rest of the way to the logits is linear, so the margin is a sum over the
@@ -49,7 +49,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 class LogitAttribution:
     """Direct effects on the metric at the verdict, in its units (logits); float32, on the CPU.
 
-    ``layers`` are the decoder layers, from 0, of ``heads``, ``mlps`` and ``biases``; ``crossing_layers`` those of
+    ``layers`` are the decoder layers, from 0, of ``heads``, ``mlps`` and ``biases``; ``crossing_layers`` the layers of
     ``crossings``. ``metric`` is what the parts add up to; ``scale`` what the final norm multiplies by, but for its
     gain: an effect times the ratio of two prompts' scales is what it would be under the other's.
     """
@@ -110,7 +110,7 @@ class LogitAttribution:
         return [(int(layer), int(head)) for layer, head in zip(first["layer"], first["head"], strict=True)]
 
     def plot(self, title: str = "") -> "Figure":
-        """Each head's effect and, beside it, that of the other parts; means over the prompts."""
+        """Each head's effect, and next to it the effect of the other parts; means over the prompts."""
         from interp.figures.effects import attribution_figure
 
         parts = {

@@ -8,7 +8,7 @@ run again.
 
 ``part_attribution`` estimates the same effects of all parts at once from gradients: (a − u) · ∂margin/∂output, with the
 gradient averaged over both runs (attribution patching, Syed et al. 2023, arXiv 2310.10348), or over points between them
-(integrated gradients, Hanna et al. 2024, arXiv 2403.17806). Print ``agreement`` with an exact sample beside it.
+(integrated gradients, Hanna et al. 2024, arXiv 2403.17806). Print ``agreement`` next to an exact sample.
 
 Two questions have two estimates, and neither is a mean of ratios (``PartEffects.picture``, ``PartEffects.truth``).
 """
@@ -79,7 +79,7 @@ class SetEffects:
 
     @property
     def picture(self) -> Float[Tensor, " set"]:
-        """What carries the difference, whatever its sign: the slope Σ moved·gap / Σ gap², 1 if all goes through it.
+        """What carries the difference, of either sign: the slope Σ moved·gap / Σ gap², 1 if all goes through it.
 
         Over pairs of pictures it says which part carries the picture; over pairs of sentences, the sentence. A part
         that is replaced by its mean moves half as far as one that is replaced by the other run's, and by 0 anywhere.
@@ -395,7 +395,7 @@ def _states(vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Te
 
 
 def _only_last(vlm: "VLM", batch: PairBatch, where: tuple[Tensor, Tensor]) -> bool:
-    """Whether the last column alone changes, and can be run again alone."""
+    """Return whether only the last column changes and can be run again."""
     last = batch.clean_segments.width - 1
     return bool((where[1] == last).all()) and Prefix.fits(vlm, batch.clean_segments, last)
 

@@ -1,12 +1,11 @@
 """Activation patching between the members of a counterfactual pair: same sentence and other picture, or vice versa.
 
-The clean prompt is run with the hidden states of one place at one layer replaced by those of the other prompt. How far
-its margin moves towards the other's measures how much of the difference passes through there (Vig et al. 2020; Meng et
-al. 2022, "Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
-``interp.hooks.residual``.
-What an attention, an MLP or a single head computes can be replaced alike (``interp.hooks.sublayers``). States are
-replaced column by column, so a pair must be aligned. To patch in the other direction, swap the two lists; the results
-need not agree.
+The clean prompt is run with the other prompt's hidden states at one position and layer. How far its margin moves
+towards the other's measures how much of the difference passes through there (Vig et al. 2020; Meng et al. 2022,
+"Locating and Editing Factual Associations in GPT", section 2). ``interp.hooks.residual`` names the layers and
+positions. What an attention, an MLP or a single head computes can be replaced alike (``interp.hooks.sublayers``).
+States are replaced column by column, so a pair must be aligned. To patch in the other direction, swap the two lists;
+the results need not agree.
 
 Families that add the picture again behind their first layers (DeepStack: Qwen3-VL) would add the clean prompt's to the
 other's: effects of places with image tokens are NaN below (``PatchEffects.picture_ends``). So do those that read it by

@@ -5,7 +5,7 @@
         margins = prefix.score()  # as vlm.score(prompts, encoded=encoded) would be with the edit
 
 In a causal decoder a change reaches later columns only, so the columns before it are a KV cache. That holds only for
-families of which it is known (``Prefix.fits``). In PaliGemma, for example, a prompt is seen in both directions.
+known families (``Prefix.fits``). In PaliGemma, for example, a prompt is seen in both directions.
 """
 
 from collections.abc import Mapping

@@ -60,7 +60,7 @@ class Probe:
 
     @property
     def selectivity(self) -> Float[np.ndarray, " layer"]:
-        """Balanced accuracy minus that of the control task (Hewitt and Liang 2019)."""
+        """Balanced accuracy minus the control task's (Hewitt and Liang 2019)."""
         return self.balanced_accuracy - self.control
 
     def table(self, layers: Sequence[int] | None = None) -> pd.DataFrame:
@@ -83,8 +83,8 @@ def probe(
 ) -> Probe:
     """Fits a shrunk linear discriminant to ``labels`` (of any type; sorted, they are the classes) at every layer.
 
-    Cases of one group are never split between fitting and testing. Cases whose state is NaN (a prompt without such a
-    place) are left out.
+    Cases of one group are never split between fitting and testing. Cases whose state is NaN (a prompt without this
+    position) are excluded.
 
     Args:
         balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;

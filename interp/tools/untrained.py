@@ -24,7 +24,7 @@ ROOM = 1.5  # free memory that an untrained model takes, in sizes of its weights
 
 
 def why_not(vlm: "VLM") -> str | None:
-    """Why there can be no untrained model beside this one, as a clause; None where there can."""
+    """Return why there can be no untrained model next to this one, as a clause; None where there can."""
     if len(set((getattr(vlm.model, "hf_device_map", None) or {"": 0}).values())) > 1:
         return "the model is spread over several devices"
     size = sum(one.numel() * one.element_size() for one in vlm.model.parameters())

@@ -103,7 +103,7 @@ class DirectionSteering:
 
 @dataclass(frozen=True)
 class LearnedSteering:
-    """A trained ``DirectionSteering``. ``digest`` is that of the file ``path``."""
+    """A trained ``DirectionSteering``. ``digest`` is the hash of the file ``path``."""
 
     path: Path = field(repr=False, compare=False)
     digest: str

@@ -56,7 +56,7 @@ def projected(vlm: "VLM", direction: Float[Tensor, " width"]) -> Iterator[None]:
 def levelled(vlm: "VLM", direction: Float[Tensor, " width"], levels: Float[Tensor, " layer"]) -> Iterator[None]:
     """While open, states at the verdict and at generated tokens have ``levels`` along ``direction``, layer by layer.
 
-    ``levels`` are those of layers 1 to L. The component then no longer depends on the case, but keeps a value that
+    ``levels`` are for layers 1 to L. The component then no longer depends on the case, but keeps a value that
     occurs: if no state is near 0 along the direction, projecting it out moves all states far off distribution.
     Marshall et al. 2024, "Refusal in LLMs is an Affine Function", arXiv 2411.09003.
     """

@@ -71,7 +71,7 @@ class Readout:
         return replace(self, verdict=verdict, question=question, bias=bias, conjunction=conjunction)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors by field, without those that are None."""
+        """Return the tensors by field, without None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
