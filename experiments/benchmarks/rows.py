@@ -123,7 +123,7 @@ def json_value(text: str, path: Path, kind: type, way_out: str, **options: Any) 
         raise UserError(f"{path} is not JSON ({error}); {way_out}") from error
     if not isinstance(value, kind) or not value:
         name = "list" if kind is list else "object"
-        raise UserError(f"{path} has no {name} that is not empty; {way_out}")
+        raise UserError(f"{path} must be a JSON {name} with entries; {way_out}")
     return value
 
 

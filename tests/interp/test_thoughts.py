@@ -108,7 +108,7 @@ def test_a_mark_that_a_thought_quotes_ends_nothing() -> None:
 def test_marks_of_several_tokens_are_read_from_text(thought: str, answer: str) -> None:
     known = Letters()
     before = f"<think>{thought}</think>"
-    said = Thoughts(known, ends=()).apart([known.ids(before + answer)], starts_thought=False)
+    said = Thoughts(known, ends=()).split_rows([known.ids(before + answer)], starts_thought=False)
     assert said == {"texts": [answer.strip()], "thoughts": [before], "thought_tokens": [len(before)]}
 
 

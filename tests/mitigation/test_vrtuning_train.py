@@ -99,7 +99,7 @@ def test_only_the_answers_tokens_are_projected_on_the_vocabulary(
     ours = train(tiny(), dataset, settings, tmp_path / "ours")
     answers, logged = max(positions), list(logs)
     positions.clear(), logs.clear()
-    monkeypatch.setattr("mitigation.vrtuning.train._score_answers_alone", lambda _: None)
+    monkeypatch.setattr("mitigation.vrtuning.train._score_only_answers", lambda _: None)
     trls = train(tiny(), dataset, settings, tmp_path / "trls")
 
     batch = Collator(tiny())(list(dataset.select(range(settings.batch_size))))

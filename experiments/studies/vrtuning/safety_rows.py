@@ -86,11 +86,11 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
     usable = [row for row, problem in problems if problem is None]
     safe = {row.kind != HARMFUL for row in usable}
     if len(safe) < 2:
-        which = "harmful" if safe == {False} else "harmless" if safe else "no"
+        which = "only harmful rows" if safe == {False} else "only harmless rows" if safe else "no usable rows"
         dropped = [f"line {row.line}: {problem}" for row, problem in problems if problem]
         left = f", and {len(dropped)} that cannot be trained on ({dropped[0]})" if dropped else ""
         raise UserError(
-            f"{OPTION} only has {which} rows ({len(usable)}){left}; from one class a model learns one answer to "
+            f"{OPTION} has {which} ({len(usable)}){left}; from one class a model learns one answer to "
             'everything; give rows of both ("safe": true and false)'
         )
     if trainer == "dpo" and (lone := [row.line for row in rows if not row.rejected]):

@@ -138,7 +138,7 @@ def data_of(n: int) -> dict[str, object]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
-@pytest.mark.parametrize("module_map", ["json", "jsonl", "parquet", "datasets"])
+@pytest.mark.parametrize("layout", ["json", "jsonl", "parquet", "datasets"])
 def test_mtmcs_gives_a_safe_and_an_unsafe_conversation_for_each_row(layout: str, tmp_path: Path) -> None:
     pictures(tmp_path)
     for part in ("type_a", "type_b"):
@@ -193,7 +193,7 @@ def test_wrong_rows_of_mtmcs_are_counted_with_a_sentence(tmp_path: Path) -> None
         MTMCS(root=str(tmp_path), turns="mine")
 
 
-@pytest.mark.parametrize("module_map", ["json", "datasets"])
+@pytest.mark.parametrize("layout", ["json", "datasets"])
 def test_mis_asks_about_two_pictures(layout: str, tmp_path: Path) -> None:
     pictures(tmp_path)
     for level in ("easy", "hard", "real"):

@@ -142,8 +142,8 @@ def test_each_bad_entry_or_image_costs_its_own_case_alone(tmp_path: Path) -> Non
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "holds no object"),
-        ("{}", "holds no object"),
+        ("[]", "must be a JSON object with entries"),
+        ("{}", "must be a JSON object with entries"),
         ("[" * 100_000, "is not JSON"),
         ("", "JSON"),
     ],

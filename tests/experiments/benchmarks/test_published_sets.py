@@ -219,7 +219,7 @@ def test_a_picture_outside_the_folder_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("[1]", "no object that is not empty"), ('{"embodied": []}', "no list 'chat'"), ("{", "is not JSON"),
+    ("[1]", "must be a JSON object with entries"), ('{"embodied": []}', "no list 'chat'"), ("{", "is not JSON"),
 ])  # fmt: skip
 def test_a_json_file_of_another_shape_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "combined.json").write_text(text)

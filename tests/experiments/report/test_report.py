@@ -218,7 +218,7 @@ def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
      "Rebuild it from its predictions.jsonl: task=rejudge run="),
     ("results.csv", "a,b\n1,2\n", "cannot be read as a results table"),
     ("metrics.json", "{", "metrics.json is not JSON"),
-    ("metrics.json", "[]", "holds no object"),
+    ("metrics.json", "[]", "must be a JSON object with entries"),
     ("metrics.json", '{"arms": {"a": {"n": 1}}}', "has no 'kind'; an earlier version made it"),
     ("predictions.jsonl", "", "is missing or empty"),
     ("predictions.jsonl", '{"case": "1"}\n', "line 1: lacks arm, status"),
@@ -250,7 +250,7 @@ def test_a_section_of_a_study_shows_sentences_tables_and_figures(run: Path) -> N
     page = page_of(run)
     for words in (*section.sentences, section.note, "By layer.", "Probes In points.", "layer=1"):
         assert words in plain(page.text)
-    assert page.text.count("▲ +10.0 [5.0–15.0]") == 2
+    assert page.text.count("▲ +10.0 [+5.0, +15.0]") == 2
     assert "two points at 10" in [image["alt"] for image in page.all("img")]
     assert "#section-inside" in [link["href"] for link in page.all("a")]
     with pytest.raises(UserError, match="use letters, digits and _"):

@@ -95,10 +95,10 @@ def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tm
 @pytest.mark.parametrize(
     ("records", "trainer", "message"),
     [
-        ([HARM, HARM], "sft", "harmful rows alone"),
-        ([PAIR], "sft", "harmless rows alone"),
-        ([PAIR, {**HARM, "prompt": "long " * 2000}], "sft", r"harmless rows alone \(1\), and 1 that .* \(line 2: 10,0"),
-        ([{**HARM, "prompt": "long " * 2000}], "sft", "no rows alone"),
+        ([HARM, HARM], "sft", "only harmful rows"),
+        ([PAIR], "sft", "only harmless rows"),
+        ([PAIR, {**HARM, "prompt": "long " * 2000}], "sft", r"only harmless rows \(1\), and 1 that .* \(line 2: 10,0"),
+        ([{**HARM, "prompt": "long " * 2000}], "sft", "no usable rows"),
         ([HARM, {"prompt": "a?", "completion": "b", "safe": True}], "dpo", "line 2 of task.data has no pair"),
         ([HARM, {"prompt": "a?", "completion": "b"}], "sft", 'line 2: safe=None; "safe" is true'),
         ([HARM, {"prompt": "a?", "safe": True}], "sft", "no question with its answer"),

@@ -576,7 +576,7 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
         assert "n = " in sentence
     assert "(+0.20 [" in said[4]
     assert "5 of 9 wrong answers turn right, and 1 of 20 right answers turn wrong" in said[4]
-    assert "Alarming words as such: inconclusive." in said[3]
+    assert "Alarming words: inconclusive." in said[3]
     details, results = told.concluded()
     notes = lines("mechanism", part="notes", results=results, details=details)
     assert "A verdict is the sign of the margin (protocol=score)" in notes[4]

@@ -86,7 +86,7 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert said[1].startswith("Is it carried to the verdict? This cannot be told here: no kind of picture is shown")
     assert details["conclusions"]["overruled_at"] in ("inconclusive", "too few cases")
     assert "the sentence arrives before the picture. At layer 2 of 3" in said[2]
-    assert "Alarming words as such: too few cases. Cases with them are called unsafe +50.0 points" in said[3]
+    assert "Alarming words: too few cases. Cases with them are called unsafe +50.0 points" in said[3]
 
 
 @pytest.mark.long

@@ -167,7 +167,7 @@ def test_a_model_whose_published_file_is_empty_is_named_and_left_out(
         publish(root, model, {})
         (root / "data" / "results" / model / "data.js").write_text("")
     folder = run_task(root, tmp_path / "outputs")
-    assert "Left out, since their published file is empty: Gemini-Pro Vision, Reka.\n" in capsys.readouterr().out
+    assert "Skipped, because their published file is empty: Gemini-Pro Vision, Reka.\n" in capsys.readouterr().out
     assert set(pd.read_csv(folder / "leaderboard.csv")["model"]) == {"GPT-4o", "Gemini-Pro 1.5"}
     for model in ("GPT-4o", "Gemini-Pro 1.5"):
         (root / "data" / "results" / model / "data.js").write_text("\n")

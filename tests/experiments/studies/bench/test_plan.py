@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_said_with_ways_out(monkeypatch: pytest.MonkeyPatch
     assert found["sentences"][2].startswith("It does not fit: vcd needs ")
     assert "model.dtype=bfloat16" in found["sentences"][2]
     monkeypatch.setattr(plan, "free_memory", lambda _: None)
-    with pytest.raises(UserError, match=r"how much memory cuda:0 has is not known here; say it with task.gpu_gib"):
+    with pytest.raises(UserError, match=r"the memory of cuda:0 is unknown here; set task.gpu_gib"):
         room_of(None, BIG)
 
 

