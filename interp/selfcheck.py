@@ -84,11 +84,8 @@ class SelfCheck:
         for name, check in self.checks.items():
             numbers = ("" if value is None else f"{value:.1e}" for value in (check.error, check.bound))
             lines.append(row(name, check.state, *numbers, check.why))
-        lines += [
-            "",
-            "tool",
-            *(row(name, "refused" * bool(why) or "works", "", "", why) for name, why in self.tools.items()),
-        ]
+        lines += ["", "tool"]
+        lines += [row(name, "refused" if why else "works", "", "", why) for name, why in self.tools.items()]
         lines += [row(name, "property", "", "", text) for name, text in self.properties.items()]
         return "\n".join(line.rstrip() for line in lines)
 
