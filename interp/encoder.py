@@ -73,8 +73,8 @@ class Encoder:
         if getattr(self.model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
             return self.model.device
         embeddings = self.model.get_input_embeddings()
-        position = embeddings.weight.device
-        return torch.device(embeddings._hf_hook.execution_device) if position.type == "meta" else position
+        device = embeddings.weight.device
+        return torch.device(embeddings._hf_hook.execution_device) if device.type == "meta" else device
 
     @property
     def dtype(self) -> torch.dtype:

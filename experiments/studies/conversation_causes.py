@@ -144,10 +144,8 @@ def causes(
     small = {form: len(members) for form, members in forms.items() if len({each.cluster for each in members}) < LEAST}
     forms = {form: members for form, members in forms.items() if form not in small}
     rows = [each for form, members in forms.items() for each in _of_form(vlm, form, members, seed=seed, draws=draws)]
-    attention = _attention(
-        vlm, {form: members for form, members in forms.items() if form not in small}, rows, seed, draws
-    )
-    details = {"forms": [form for form in forms if form not in small], "unlike": absent, "small": small}
+    attention = _attention(vlm, forms, rows, seed, draws)
+    details = {"forms": list(forms), "unlike": absent, "small": small}
     return details | {"attention": attention}, rows
 
 

@@ -274,7 +274,7 @@ def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console, *, i
     if in_words and (why := can.unscored or can.unforced):
         console.print(f"{name}: it has no refusal margin: {why}", highlight=False, soft_wrap=True, markup=False)
         return False
-    if not abilities(candidate.method).drops_image:
+    if not can.drops_image:
         return True
     try:
         check_words(vlm, "it does not enter")
