@@ -9,6 +9,7 @@ from interp.errors import UserError
 
 TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 BACKGROUND = (255, 255, 255)  # what shows through where a picture is transparent
+STILL = ("MPO", "PSD")  # formats whose further frames show the same picture
 ORIENTATION = 0x0112  # the EXIF tag
 
 
@@ -21,11 +22,19 @@ class PictureRefused(UserError):
 
 
 def as_seen(image: Image.Image) -> Image.Image:
-    """The picture upright, on white, in 8-bit RGB; the same object where it is so already.
+    """Return the picture upright, on white, in 8-bit RGB; the same object if it is so already.
 
-    An orientation noted in EXIF is applied; damaged EXIF is left aside. 16-bit greys are scaled down, where PIL would
-    clip them and turn most pictures white; floats between 0 and 1 are scaled up, where PIL would turn them black.
+    An orientation in EXIF is applied; damaged EXIF is ignored. 16-bit greys are scaled down. PIL would clip them and
+    turn most pictures white. Floats between 0 and 1 are scaled up. PIL would turn them black.
+
+    Raises:
+        UserError: the picture is animated or has several pages, and no frame was chosen with ``seek``.
     """
+    count = frames(image)
+    if count > 1 and image.tell() == 0:
+        raise UserError(
+            f"The picture has {count} frames, and a model sees one. Pass the frame that you mean: image.copy()."
+        )
     image.load()  # a damaged picture is no damaged EXIF
     image = _upright(image)
     if image.mode == "F" or image.mode.startswith("I"):
@@ -41,6 +50,11 @@ def as_seen(image: Image.Image) -> Image.Image:
         assert converted is not None  # it is, of a picture that is not changed in place
         return converted
     return image.convert("RGB")
+
+
+def frames(image: Image.Image) -> int:
+    """Return the number of frames or pages. A phone's JPEG with previews (MPO) and the layers of a PSD count as one."""
+    return 1 if image.format in STILL else getattr(image, "n_frames", 1)
 
 
 def pixels(image: Image.Image | None) -> bytes:

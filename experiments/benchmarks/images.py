@@ -16,7 +16,7 @@ from PIL import Image
 
 from experiments.types import Drawable, Sample
 from interp.errors import UserError
-from interp.pictures import as_seen
+from interp.pictures import as_seen, frames
 
 MAX_PIXELS = 50_000_000
 # Decoders that work on the bytes alone: others that Pillow knows start outside programs (EPS) or have no use here.
@@ -31,6 +31,7 @@ class Fault(StrEnum):
     EMPTY = "empty"
     UNREADABLE = "unreadable"
     TOO_LARGE = "too_large"
+    ANIMATED = "animated"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def open_image(
 ) -> Image.Image:
     """Return the picture in RGB: drawn, or read from disk and decoded in full.
 
-    The picture is as a model sees it (``interp.pictures.as_seen``); an animation gives its first frame.
+    The picture is as a model sees it (``interp.pictures.as_seen``).
 
     Args:
         source: a file, its bytes, or a drawing.
@@ -195,6 +196,9 @@ def _picture(name: str, data: bytes, max_pixels: int, formats: Sequence[str]) ->
             if width * height > max_pixels:
                 rule = f"{width} x {height} pixels, more than the {max_pixels:,} that are read"
                 raise _bad(name, Fault.TOO_LARGE, f"{rule}; scale it down")
+            if (count := frames(image)) > 1:
+                rule = f"has {count} frames, and a model sees one"
+                raise _bad(name, Fault.ANIMATED, f"{rule}; save the frame that you mean as a picture of its own")
             image.load()  # here, so that a damaged picture is not taken for damaged EXIF below
             return as_seen(image)
     except BadImage:

@@ -1,11 +1,14 @@
 """Pictures as a model sees them: every mode, orientation and depth."""
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from interp.errors import UserError
 from interp.pictures import ORIENTATION, as_seen
 from interp.prompt import Prompt
 
@@ -75,3 +78,25 @@ def test_orientation_is_applied_once(orientation: int) -> None:
     once = as_seen(stored)
     assert np.array_equal(np.asarray(once), np.asarray(upright))
     assert np.array_equal(np.asarray(as_seen(once)), np.asarray(upright))
+
+
+def animated(colours: tuple[str, ...] = ("black", "red", "green", "blue")) -> Image.Image:
+    first, *others = [Image.new("RGB", (8, 8), colour) for colour in colours]
+    file = io.BytesIO()
+    first.save(file, "GIF", save_all=True, append_images=others)
+    return Image.open(file)
+
+
+def test_an_animated_picture_is_refused_until_a_frame_is_chosen() -> None:
+    clip = animated()
+    with pytest.raises(UserError, match=r"has 4 frames, .* image\.copy\(\)"):
+        Prompt("Is it safe?", clip)
+    assert as_seen(clip.copy()).getpixel((0, 0)) == (0, 0, 0)
+    clip.seek(1)
+    assert as_seen(clip).getpixel((0, 0))[0] > 200
+
+
+def test_the_preview_in_a_phones_jpeg_is_no_second_frame() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "MPO", save_all=True, append_images=[Image.new("RGB", (4, 4), "red")])
+    assert as_seen(Image.open(file)).size == (8, 8)

@@ -207,3 +207,12 @@ def test_the_manifest_follows_content_alone(tmp_path: Path) -> None:
         one[:1],
     ]
     assert len({read(samples, tmp_path).manifest for samples in changed} | {manifest}) == 5
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+def test_an_animated_picture_is_a_problem(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"clip.{form.lower()}"
+    noise(1).save(path, save_all=True, append_images=[noise(2), noise(3)])
+    with pytest.raises(BadImage, match=r"has 3 frames, and a model sees one; save the frame"):
+        open_image(path)
+    assert fault_of(path) is Fault.ANIMATED
