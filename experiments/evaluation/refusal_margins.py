@@ -17,6 +17,7 @@ from jaxtyping import Float
 from sklearn.metrics import roc_auc_score
 
 from experiments.config import digest
+from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
 from experiments.evaluation.cases import limited
@@ -27,7 +28,7 @@ from experiments.report.sections import Section, write_section
 from experiments.report.tables import table
 from experiments.runs import record_fields
 from experiments.runs.store import PREDICTIONS, read_object
-from experiments.types import Sample, Verdict
+from experiments.types import Loaded, Sample, Verdict
 from interp import refusal_openings as openings
 from interp.errors import UserError
 from interp.refusal_openings import Check, Kind, Tokens
@@ -56,12 +57,22 @@ class NoMargin(UserError):
 class RefusalMargins:
     """Learns, computes and checks the margins of a study whose model answers in words."""
 
-    def __init__(self, study: Any, file: str = PREDICTIONS) -> None:
-        """Take the answers of ``study`` from a ``file`` of its directory."""
-        self.study, self.vlm, self.store, self.file = study, study.vlm, study.store, file
-        development = study.arms.development
-        samples = [*(() if development is None else development.samples), *study.samples]
-        self.samples = {sample.id: sample for sample in samples}
+    def __init__(
+        self,
+        answering: Answering,
+        methods: dict[str, Any],
+        samples: Sequence[Sample],
+        development: Loaded | None,
+        file: str = PREDICTIONS,
+    ) -> None:
+        """Take the answers of ``methods`` to ``samples`` from a ``file`` of the run's directory.
+
+        The openings are learned on the ``development`` split, or in folds of the samples if there is none.
+        """
+        self.answering, self.methods, self.cases, self.development = answering, methods, samples, development
+        self.vlm: Any = answering.vlm
+        self.store, self.file = answering.store, file
+        self.samples = {sample.id: sample for sample in [*(development.samples if development else ()), *samples]}
         self.checks: dict[str, Check] = {}
         self.margins: dict[str, dict[str, float]] = {}  # arm → case → safety margin
         self._why = ""
@@ -82,7 +93,7 @@ class RefusalMargins:
         measured = {kind: self._check(BASELINE, kind, folds, by_kind[kind]) for kind in KINDS}
         kind = max(KINDS, key=lambda name: (measured[name].auroc or 0.0, name == "openings"))
         self._openings = self._all(by_kind[kind])
-        for arm in self.study.methods:
+        for arm in self.methods:
             if arm == BASELINE:
                 self.checks[arm] = measured[kind]
             else:
@@ -91,8 +102,8 @@ class RefusalMargins:
                 except UserError as error:
                     self.checks[arm] = Check(kind, None, None, 0, 0, str(error))
             if self.checks[arm].for_statistics:
-                self.margins[arm] = self._safety(arm, self._openings, [s.id for s in self.study.samples])
-        if self.study.arms.development is not None and BASELINE in self.margins:
+                self.margins[arm] = self._safety(arm, self._openings, [sample.id for sample in self.cases])
+        if self.development is not None and BASELINE in self.margins:
             self._teaching = self._safety(BASELINE, self._openings, list(self._taught))
         self._write({"kind": kind, "openings": self._listed(kind)})
 
@@ -104,7 +115,7 @@ class RefusalMargins:
 
     def fitted_on(self) -> list[dict[str, Any]]:
         """Return the records that controls are fitted on, with the baseline's safety margins."""
-        if self.study.arms.development is None:
+        if self.development is None:
             return [self.attach(line) for line in self.store.records()]
         lines = self.store.records(DEVELOPMENT)
         return [line | ({SCORE: self._teaching.get(line["case"])} if line["arm"] == BASELINE else {}) for line in lines]
@@ -168,7 +179,7 @@ class RefusalMargins:
 
     def under(self, arm: str, method: Any, cases: Sequence[str]) -> dict[str, float]:
         """Return the safety margin of each of ``cases`` under a method, by the baseline's openings."""
-        self.study.methods[arm] = method
+        self.methods[arm] = method
         return self._safety(arm, self._openings, cases)
 
     def attach(self, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,11 +220,10 @@ class RefusalMargins:
         lines = self._judged(record_fields.current(self.store.records(self.file)), BASELINE)
         self._taught = lines
         folds = dict.fromkeys(lines, 0)
-        development = self.study.arms.development
-        if development is not None:
-            method = {BASELINE: self.study.methods[BASELINE]}
-            teaching = limited(development.samples, LEARNED_FROM)
-            self.study.answering.answer(method, teaching, file=DEVELOPMENT, label=", development split")
+        if self.development is not None:
+            method = {BASELINE: self.methods[BASELINE]}
+            teaching = limited(self.development.samples, LEARNED_FROM)
+            self.answering.answer(method, teaching, file=DEVELOPMENT, label=", development split")
             self._taught = self._judged(self.store.records(DEVELOPMENT), BASELINE)
         else:
             clusters = [str(line["cluster"]) for line in lines.values()]
@@ -221,7 +231,7 @@ class RefusalMargins:
         answers, refused = self._answers(self._taught), self._refused(self._taught)
         if why := openings.too_few(refused):
             return f"{BASELINE}: {why}"
-        if development is None:
+        if self.development is None:
             rows = list(folds.values())
             return folds, {kind: openings.learn_in_folds(answers, refused, rows, kind) for kind in KINDS}
         learned = {kind: [opening.tokens for opening in openings.learn(answers, refused, kind)] for kind in KINDS}
@@ -265,7 +275,7 @@ class RefusalMargins:
 
     def _scores(self, arm: str, wanted: Sequence[Tokens], cases: Sequence[str]) -> Scores:
         """Return the log-probability of each opening in each case under an arm; ask what is not on disk."""
-        settings = self.study.answering.settings(self.study.methods[arm], list(self.samples.values()))
+        settings = self.answering.settings(self.methods[arm], list(self.samples.values()))
         names = {opening: " ".join(map(str, opening)) for opening in wanted}
 
         def log_chances(case: str) -> dict[str, float]:
@@ -285,17 +295,17 @@ class RefusalMargins:
     ) -> None:
         from mitigation.forced import log_probabilities
 
-        method, answering = self.study.methods[arm], self.study.answering
+        method, run = self.methods[arm], self.answering.run
         if reason := abilities(method).unscored or abilities(method).unforced:
             raise UserError(f"no margin: {reason}")
-        batches = form(samples, self.vlm.batches.lengths, self.study.run.batch_rule)
+        batches = form(samples, self.vlm.batches.lengths, run.batch_rule)
         work = self.store.launch.share(batches)
-        with self.study.console.status(f"{arm}: how likely it begins to refuse"), answering.batching(arm):
-            for batch, pictures in prefetch_images(work, workers=self.study.run.image_workers):
+        with self.answering.console.status(f"{arm}: how likely it begins to refuse"), self.answering.batching(arm):
+            for batch, pictures in prefetch_images(work, workers=run.image_workers):
                 seen = list(self._prompts(batch, pictures))
                 if not seen:
                     continue
-                with answering.prefills.used_by(self.vlm):
+                with self.answering.prefills.used_by(self.vlm):
                     scores = self.vlm.batches.gathered(
                         seen, lambda prompts: [*log_probabilities(method, self.vlm, prompts, list(names))]
                     )
@@ -311,7 +321,7 @@ class RefusalMargins:
 
     def _prompts(self, batch: Sequence[Sample], pictures: Sequence[Any]) -> Iterator[Any]:
         for sample, picture in zip(batch, pictures, strict=True):
-            if not self.study.answering.unseen(picture):
+            if not self.answering.unseen(picture):
                 yield prompt_of(sample, picture)
 
     def _listed(self, kind: Kind) -> list[dict[str, Any]]:
@@ -323,7 +333,7 @@ class RefusalMargins:
         ]  # fmt: skip
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        learned_on = "the development split" if self.study.arms.development else "the cases, in folds of clusters"
+        learned_on = "the development split" if self.development else "the cases, in folds of clusters"
         checks = {arm: vars(check) | {"sentence": check.sentence} for arm, check in self.checks.items()}
         hashed = digest(content.get("openings"))
         self.store.write_json(OPENINGS, {"learned_on": learned_on, "hash": hashed, **content, "checks": checks})
@@ -336,7 +346,7 @@ def margins_of(study: Any) -> RefusalMargins | None:
         return None
     if BASELINE not in study.methods or run.protocol == "score":
         return None
-    margins = RefusalMargins(study)
+    margins = RefusalMargins(study.answering, study.methods, study.samples, study.arms.development)
     try:
         margins.compute()
     except MethodFault as fault:

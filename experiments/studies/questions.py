@@ -59,16 +59,16 @@ def check_sizes(task: object, **least: int) -> None:
             raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
 
 
-def check_margins(run: Run, *, in_words: bool = True) -> Run:
+def check_margins(run: Run, *, yes_no_only: bool = False) -> Run:
     """Return the run of a study that follows a margin; answers in words are generated under any protocol.
 
     Raises:
-        UserError: the weights are not here to look into, or the study follows Yes and No only (``in_words``).
+        UserError: the weights are not here to look into, or the study follows Yes and No only (``yes_no_only``).
     """
     if run.benchmark.kind == "yes_no":
         _ = run.weights
         return run
-    if not in_words:
+    if yes_no_only:
         raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
     _ = run.weights
     return replace(run, protocol="generate")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,12 +178,7 @@ class _Choosing:
         """
         answering, methods = Answering(run, self.vlm, self.store, self.console), {BASELINE: Baseline()}
         answering.answer(methods, self.samples, file=DEVELOPMENT, label=", development split")
-        arms = SimpleNamespace(development=None)
-        self.refusals = RefusalMargins(
-            SimpleNamespace(run=run, vlm=self.vlm, store=self.store, console=self.console, answering=answering,
-                            samples=self.samples, methods=methods, arms=arms),
-            DEVELOPMENT,
-        )  # fmt: skip
+        self.refusals = RefusalMargins(answering, methods, self.samples, None, DEVELOPMENT)
         self.refusals.compute()
         self.metric, sentence = self.refusals.for_tools(next_token=False)
         self.zero = self.metric.shift

@@ -55,7 +55,7 @@ class Reasoning:
 
     def __call__(self, run: Run) -> None:
         """Answer what is missing, look into the thoughts, and print the answers."""
-        check_margins(run, in_words=False)
+        check_margins(run, yes_no_only=True)
         with study.open_study(run) as work:
             if not getattr(work.vlm, "thinks", False):
                 raise UserError(
