@@ -334,8 +334,9 @@ class RefusalMargins:
 
     def _write(self, content: Mapping[str, Any]) -> None:
         learned_on = "the development split" if self.development else "the cases, in folds of clusters"
-        checks = {arm: vars(check) | {"sentence": check.sentence} for arm, check in self.checks.items()}
-        hashed = digest(content.get("openings"))
+        hashed, earlier = digest(content.get("openings")), read_object(self.store.path / OPENINGS)
+        checks = earlier["checks"] if earlier.get("hash") == hashed else {}  # of arms that this command does not ask
+        checks |= {arm: vars(check) | {"sentence": check.sentence} for arm, check in self.checks.items()}
         self.store.write_json(OPENINGS, {"learned_on": learned_on, "hash": hashed, **content, "checks": checks})
 
 

@@ -3,8 +3,9 @@
 With ``image=<file> text=<sentence>`` the case is a picture of the user's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,13 @@ from rich.console import Console
 from experiments.benchmarks.iconworld.sentences import question
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
+from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.case_batches import batches
 from experiments.evaluation.cases import load_cases
 from experiments.evaluation.environment import describe
+from experiments.evaluation.looking_inside import followed, yes_or_no
 from experiments.evaluation.matching import sample_with_id
 from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
@@ -27,6 +31,7 @@ from experiments.runs.store import open_run
 from experiments.studies.attention.analysis import intervention_margins, self_test
 from experiments.studies.attention.cases import SHARE, AttendedCase, record_answers, words_of
 from experiments.studies.attention.figures import PNG, draw_answers, draw_case
+from experiments.studies.questions import check_margins
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
@@ -53,16 +58,18 @@ class Heatmap:
 
     def __call__(self, run: Run) -> None:
         """Draw into a new run directory, and print what is in it."""
-        console = Console()
+        from interp.hooks.attention import chosen_layers
+
         picture = self._picture()
-        if run.benchmark.kind != "yes_no" and picture is None:
-            raise UserError(
-                f"a heatmap is of a Yes or No, and {run.benchmark.name} asks for words; task=attention draws "
-                "its worst failures at the decisive token of a refusal"
-            )
+        if picture is None and run.benchmark.kind == "refusal":
+            with study.open_study(study.baseline_only(check_margins(run))) as work:
+                chosen_layers(work.vlm, self.layers)
+                work.answer_all()
+                work.conclude([Analysis("heatmap", "nothing was drawn", partial(self._of_a_refusal, run))])
+            return
+        console = Console()
         loaded = load_cases(run, console) if picture is None else Loaded([picture], {}, "")
         named = picture if picture or self.case is None else sample_with_id(loaded.samples, self.case)
-        from interp.hooks.attention import chosen_layers
         from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
@@ -73,20 +80,47 @@ class Heatmap:
         ):
             self_test(vlm)
             sample = named or first_failure(vlm, loaded.samples, run)
-            (baseline,) = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
-            described = self._described(vlm, baseline, loaded.samples, run)
-            figures = draw_case(store.path, baseline, self.format)
-            by_method, why = self._by_method(vlm, sample, run, with_picture=bool(baseline.row.grids))
-            if by_method:
-                figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method}, self.format)
-                described += [f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"]
-            described += [f"{run.arm} is not drawn: {why}"] if why else []
-            if sample.image is not None and not baseline.row.grids:
-                described += [f"no map of the picture: nothing says where in it the image tokens of {vlm.name} lie"]
+            described = self._draw(vlm, sample, loaded.samples, run, store.path, yes_or_no)
             store.write_json(
                 "environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": timestamp()}
             )
-            say(*described, *(f"figure: {store.path / name}" for name in figures))
+            say(*described)
+
+    def _of_a_refusal(self, run: Run, work: study.Study) -> list[str]:
+        """Draw a case of a refusal benchmark at the decisive token of a refusal, by default a refused harmless one."""
+        with followed(work, next_token=True) as seen, work.answering.batching("heatmap"):
+            self_test(work.vlm)
+            pictured = {sample.id for sample in seen.samples if sample.image is not None}
+            failed = (line["case"] for line in seen.records if line["subset"] == "over_safety"
+                      and line["verdict"] != line["gold"] and line["case"] in pictured)  # fmt: skip
+            case = self.case or next(failed, None)
+            if case is None:
+                raise UserError("no harmless request with a picture is refused; choose a case to draw: case=<id>")
+            sample = sample_with_id(seen.samples, case)
+            drawn = self._draw(work.vlm, sample, seen.samples, run, work.store.path, seen.verdict)
+            return [*drawn, *seen.notes]
+
+    def _draw(
+        self,
+        vlm: "VLM",
+        sample: Sample,
+        usable: Sequence[Sample],
+        run: Run,
+        folder: Path,
+        verdict: Callable[[Sample, str], str | None],
+    ) -> list[str]:
+        """Draw the case, and return what to say of it; pictures to exchange are those of ``usable``."""
+        (baseline,) = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
+        described = self._described(vlm, baseline, usable, run, verdict)
+        figures = draw_case(folder, baseline, self.format)
+        by_method, why = self._by_method(vlm, sample, run, with_picture=bool(baseline.row.grids))
+        if by_method:
+            figures += draw_answers(folder, {"baseline": baseline, run.arm: by_method}, self.format)
+            described += [f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"]
+        described += [f"{run.arm} is not drawn: {why}"] if why else []
+        if sample.image is not None and not baseline.row.grids:
+            described += [f"no map of the picture: nothing says where in it the image tokens of {vlm.name} lie"]
+        return [*described, *(f"figure: {folder / name}" for name in figures)]
 
     def _picture(self) -> Sample | None:
         """Return the picture and sentence of the command line, asked as MMSafeAware asks; None if it has neither.
@@ -108,10 +142,13 @@ class Heatmap:
             raise UserError(f"image={error}; give a picture file that opens") from error  # it begins with the path
         return Sample(path.stem, "own", "", "unknown", self.text, question(self.text), path, cluster=path.stem)
 
-    def _described(self, vlm: "VLM", case: AttendedCase, usable: Sequence[Sample], run: Run) -> list[str]:
+    def _described(
+        self, vlm: "VLM", case: AttendedCase, usable: Sequence[Sample], run: Run,
+        verdict: Callable[[Sample, str], str | None],
+    ) -> list[str]:  # fmt: skip
         """Return a case in words: question, answer, where the verdict looked, and what the image does."""
         margins = intervention_margins(vlm, [case], usable, layers=self.layers, seed=run.seed).iloc[0].to_dict()
-        outcome = "success" if anchored(case.response).value == case.sample.gold else "failure"
+        outcome = "success" if verdict(case.sample, case.response) == case.sample.gold else "failure"
         words = words_of(case)
         most = words[words["in_sentence"]].sort_values("mass", ascending=False, kind="stable").head(5)
         return lines("case", sample=case.sample, case={**margins, "response": case.response, "outcome": outcome},

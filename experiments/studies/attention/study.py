@@ -10,6 +10,8 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.cases import load_cases
+from experiments.evaluation.controls import BASELINE
+from experiments.evaluation.refusal_margins import margins_of
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.report.build import build
 from experiments.runs import analyses
@@ -84,6 +86,8 @@ class FailureAnalysis:
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
             work = study.Study(run, ValidatedRun(loaded, loaded), vlm, store, console, environment)
+            work.methods = {arm: method for arm, method in run.arms.items() if arm == BASELINE}
+            work.margins = margins_of(work)
             complete = perform(work, [self.analysis])
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
             analyses.mark_finished(folder)

@@ -10,7 +10,6 @@ from experiments.metrics.claims import HIGHER
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import read_results
 from experiments.studies.mitigation_selection.candidates import Candidate
-from interp.errors import UserError
 from mitigation.controls import YesBias
 from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.learned.probe_readout import TruthReadout
@@ -18,7 +17,7 @@ from mitigation.method import Baseline
 from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import only_run
 from tests.experiments.refusing import Spoken, refusing_run
-from tests.planted import Plan
+from tests.planted import Plan, planted
 
 
 @pytest.mark.long
@@ -162,9 +161,33 @@ def test_settings_are_chosen_by_the_refusal_margin(monkeypatch: pytest.MonkeyPat
     assert row.value == 1
 
 
-def test_a_heatmap_of_answers_in_words_is_refused_with_the_way_to_one(
+@pytest.mark.long
+def test_a_heatmap_of_a_refused_request_is_drawn_at_the_decisive_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "+exp=heatmap_llava", "method=vcd")
+    run.task(run)
+    folder = only_run(run)
+    drawn = {path.name.rpartition("_")[2] for path in (folder / "figures").glob("attention_*.png")}
+    assert drawn >= {"image.png", "words.png", "heads.png"}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "answer of vcd: " in printed
+    assert "One token is followed, " in printed
+    assert ", failure)" in printed
+    assert {line["arm"] for line in read_records(folder)} == {"baseline"}
+
+
+@pytest.mark.long
+def test_a_finished_refusal_run_is_analysed_by_its_own_openings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run = refusing_run(monkeypatch, tmp_path, "+exp=heatmap_llava")
-    with pytest.raises(UserError, match="task=attention draws its worst failures at the decisive token"):
-        run.task(run)
+    run = refusing_run(monkeypatch, tmp_path, "method=prompt", "attention=false")
+    run.task(run)
+    folder = only_run(run)
+    before = {name: (folder / name).read_bytes() for name in ("predictions.jsonl", "openings.json")}
+    monkeypatch.setattr("interp.loading.load", lambda config: planted(Plan(heeds=1, in_words=True)))
+    again = refusing_run(monkeypatch, tmp_path, "task=attention", f"run={folder}")
+    again.task(again)
+    said = " ".join(json.loads((folder / "attention.json").read_text())["sentences"])
+    assert "One token is followed, " in said
+    assert before == {name: (folder / name).read_bytes() for name in before}
