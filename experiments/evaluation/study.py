@@ -93,7 +93,9 @@ def open_study(
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         if prepare is not None:
             run = replace(run, arms=dict(prepare(store)))
-            validated = replace(validated, excluded=excluded_arms(run, validated.loaded.samples))
+            validated = replace(
+                validated, excluded={**validated.excluded, **excluded_arms(run, validated.loaded.samples)}
+            )
         loaded, complete = validated.loaded, len(validated.complete.samples)
         if announce:
             plan = _plan(run, loaded, complete, store)

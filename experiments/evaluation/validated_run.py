@@ -22,7 +22,7 @@ from experiments.runs.launch import Launch
 from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
-from mitigation.method import TrainableMethod, abilities, check_cases
+from mitigation.method import Method, TrainableMethod, abilities, check_cases
 from mitigation.vrtuning.data_policy import refuse_path
 
 NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
@@ -73,6 +73,7 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
         controls.arms_needed(method, run.arm, run.arms)
     teaching = None if development is None else limited(development.samples, run.limit)
     check_learning(learning, run.benchmark, loaded.samples, teaching)
+    excluded |= _unfitted(run, entering, loaded.samples if teaching is None else teaching)
     for arm, method in run.arms.items():
         if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
@@ -112,6 +113,19 @@ def _undescribed(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
     if run.arm in arms:
         raise UserError(f"{run.arm} cannot answer: {reason}; let the model describe them: method=verbalise")
     return dict.fromkeys(arms, reason)
+
+
+def _unfitted(run: Run, arms: Mapping[str, Method], samples: Sequence[Sample]) -> dict[str, str]:
+    """Return the arms whose constant is fitted to labels, if the cases have one label only, each with the reason."""
+    labels = {SAFE[sample.gold] for sample in samples if sample.subset != "control"}
+    fitted = [arm for arm, method in arms.items() if abilities(method).fitted_to == "labels" and len(labels) < 2]
+    if not fitted:
+        return {}
+    absent = "unsafe" if True in labels else "safe"
+    reason = f"its constant is fitted to safe and unsafe cases, and there is no {absent} case"
+    if run.arm in fitted:
+        raise UserError(f"{run.arm} cannot answer: {reason}; add cases with the other label, or choose another method")
+    return dict.fromkeys(fitted, reason)
 
 
 def _check_judge(run: Run) -> None:

@@ -103,6 +103,10 @@ def test_without_an_unsafe_case_the_headline_says_so(tmp_path: Path) -> None:
     table = shared_pictures(tmp_path / "table")
     rows = table.read_text().splitlines()
     table.write_text("\n".join(row for row in rows if ",unsafe," not in row))
-    folder = go(tmp_path, "method=vcd", "benchmark=table", f"benchmark.path={table}", "draws=20")
-    said = headline(read_results(folder), read_object(folder / "metrics.json"))
+    folder = go(tmp_path, "+exp=vcd_llava", "benchmark=table", f"benchmark.path={table}", "draws=20")
+    design = read_object(folder / "metrics.json")
+    said = headline(read_results(folder), design)
     assert "  This cannot be told: there is no unsafe case. Add unsafe cases. These are the verdicts:" in said
+    assert design["not_applicable"] == {
+        "calibrated_shift": "its constant is fitted to safe and unsafe cases, and there is no unsafe case"
+    }
