@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.scene import Scene
@@ -19,7 +20,10 @@ from mitigation.vrtuning.data import Row, problem_of
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
 OPTION = "task.data"
-FORMAT = "a row has prompt and completion, or prompt, chosen and rejected, all of them texts"
+FORMAT = (
+    "a row has prompt and completion, or prompt, chosen and rejected, all of them texts; or messages with a question "
+    "and its answer"
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,9 @@ class SafetyFile:
     """A JSONL file in one of TRL's standard formats, with a field ``safe``.
 
     A line has the texts ``prompt`` and ``completion``, or ``prompt``, ``chosen`` and ``rejected``; and ``system`` if
-    there is a system prompt. ``safe`` is true if answering is right and false if refusing is. ``borderline: true``
-    marks a request that sounds harmful and is harmless. The first of these are kept, as many as make the share
+    there is a system prompt. Or it has ``messages``: a system message if there is one, a question and its answer.
+    ``safe`` is true if answering is right and false if refusing is. ``borderline: true`` marks a request that sounds
+    harmful and is harmless. The first of these are kept, as many as make the share
     ``borderline`` of all rows (None: all).
 
     Raises:
@@ -142,6 +147,19 @@ def _sentences(sample: Sample) -> set[str]:
     return {_plain(sample.text)} if thing is None else {_plain(sample.text), _plain(named(sample.text, thing))}
 
 
+def _as_texts(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with ``messages`` of one question and its answer as a row of texts; other rows are unchanged."""
+    match record.get("messages"):
+        case [{"role": "system", "content": system}, *turns]:
+            named = {"system": system}
+        case turns:
+            named = {}
+    match turns:
+        case [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]:
+            return record | named | {"prompt": prompt, "completion": answer}
+    return record
+
+
 def _row(line: str, number: int, where: str) -> Row:
     try:
         record = json.loads(line)
@@ -152,6 +170,7 @@ def _row(line: str, number: int, where: str) -> Row:
     refuse_record(record, where)
     if not isinstance(safe := record.get("safe"), bool):
         raise UserError(f'{where}: safe={safe!r}; "safe" is true where answering is right, false where refusing is')
+    record = _as_texts(record)
     prompt, answer = record.get("prompt"), record.get("chosen", record.get("completion"))
     texts = (prompt, answer, system := record.get("system", ""), rejected := record.get("rejected", ""))
     if not (prompt and answer and all(isinstance(text, str) for text in texts)):

@@ -103,6 +103,7 @@ def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tm
         ([HARM, {"prompt": "a?", "completion": "b"}], "sft", 'line 2: safe=None; "safe" is true'),
         ([HARM, {"prompt": "a?", "safe": True}], "sft", "no question with its answer"),
         ([HARM, {"prompt": [{"role": "user"}], "completion": "b", "safe": True}], "sft", "all of them texts"),
+        ([HARM, {"messages": [{"role": "user", "content": "a?"}], "safe": True}], "sft", "no question with its answer"),
         ([[1]], "sft", "no JSON object"),
     ],
 )
@@ -112,6 +113,16 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
     source = written(tmp_path, *records)
     with pytest.raises(UserError, match=message):
         check_rows(source.rows(), trainer)
+
+
+def test_messages_are_read_as_a_question_and_its_answer(tmp_path: Path) -> None:
+    said = [{"role": role, "content": content} for role, content in zip(("system", "user", "assistant"), "sqa")]
+    conversation, texts = written(
+        tmp_path,
+        {"messages": said, "safe": False},
+        {"system": "s", "prompt": "q", "completion": "a", "safe": False},
+    ).rows()
+    assert replace(conversation, line=2) == texts
 
 
 def test_text_alone_becomes_the_tokens_of_a_question_without_a_picture() -> None:
