@@ -116,7 +116,9 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
 
 
 def test_messages_are_read_as_a_question_and_its_answer(tmp_path: Path) -> None:
-    said = [{"role": role, "content": content} for role, content in zip(("system", "user", "assistant"), "sqa")]
+    said = [
+        {"role": role, "content": content} for role, content in zip(("system", "user", "assistant"), "sqa", strict=True)
+    ]
     conversation, texts = written(
         tmp_path,
         {"messages": said, "safe": False},
