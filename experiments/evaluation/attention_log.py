@@ -16,9 +16,11 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_pictures
 from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.conversations import rolled_out
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.store import write_json
 from experiments.types import Sample
+from interp.batching import merged
 from interp.errors import UserError
 from mitigation.vcd import in_two_branches
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from interp.attention.tables import AttentionMap
     from interp.image_grid import PatchGrid
     from interp.segments import RowSegments
-    from interp.vlm import VLM, Prompt
+    from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
 
@@ -130,7 +132,11 @@ def _recorded(
             entries.append({"branch": generation.branch} | entry)
         return entries
 
-    return vlm.batches.gathered(prompts_of(samples), ask)
+    def answers(turns: "Sequence[Prompt]") -> "Generation":
+        parts = vlm.batches.limit.parts(turns, lambda part: method.generate(vlm, part, max_new_tokens=max_new_tokens))
+        return merged(parts)
+
+    return vlm.batches.gathered(rolled_out(answers, prompts_of(samples)), ask)
 
 
 def packed(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image, open_pictures
-from experiments.evaluation.conversations import filled
+from experiments.evaluation.conversations import with_answers
 from experiments.types import Drawable, Sample
 from interp.batching import BatchRule
 from interp.pictures import ORIENTATION
@@ -93,7 +93,7 @@ def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
 def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[int, int]]]]":
     """Return the prompts with dots for pictures, and the sizes of the pictures that can be opened."""
     dot = Image.new("RGB", (1, 1))
-    prompts = [filled(prompt_of(sample, (dot,) * len(sample.images)), {}) for sample in samples]
+    prompts = [prompt_of(with_answers(sample, {}), (dot,) * len(sample.images)) for sample in samples]
     return prompts, [[size for image in sample.images if (size := size_of(image))] for sample in samples]
 
 

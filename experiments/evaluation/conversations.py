@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.types import Item, Judge
+from experiments.types import Item, Judge, Sample, Turn
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -40,15 +40,14 @@ def rolled_out(generate: "Callable[[Sequence[Prompt]], Generation]", prompts: "S
     return done
 
 
-def filled(prompt: "Prompt", record: Mapping[str, Any]) -> "Prompt":
-    """Return the prompt with the earlier answers that the ``record`` of a case has."""
-    from interp.messages import Message
-
-    steps, turns = record.get("steps") or {}, list(prompt.turns)
-    for index, turn in enumerate(turns):
-        if not turn.parts:
-            turns[index] = Message("assistant", (steps.get(TURN.format(index + 1, "assistant"), ""),))
-    return replace(prompt, messages=tuple(turns)) if prompt.messages else prompt
+def with_answers(sample: Sample, record: Mapping[str, Any]) -> Sample:
+    """Return the case with the earlier answers that its ``record`` has, "" where it has none."""
+    steps = record.get("steps") or {}
+    turns = [
+        turn if turn.parts else Turn(turn.role, (steps.get(TURN.format(number, turn.role), ""),))
+        for number, turn in enumerate(sample.turns, 1)
+    ]
+    return replace(sample, turns=tuple(turns))
 
 
 def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation":

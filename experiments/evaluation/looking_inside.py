@@ -8,7 +8,9 @@ from rich.console import RenderableType
 
 from experiments.config import digest
 from experiments.evaluation.analyses import NOTE
-from experiments.evaluation.controls import AS_YES_NO, as_yes_no, sample_as_yes_no
+from experiments.evaluation.controls import AS_YES_NO, BASELINE, as_yes_no, sample_as_yes_no
+from experiments.evaluation.conversations import with_answers
+from experiments.evaluation.judging import item_of
 from experiments.evaluation.refusal_margins import NoMargin
 from experiments.evaluation.study import Study
 from experiments.judges.yes_no import anchored
@@ -18,7 +20,7 @@ from experiments.report.tables import in_terminal
 from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
 from experiments.runs.store import KEPT, read_object
-from experiments.types import Item, Sample
+from experiments.types import Sample
 from interp.figures.glyphs import encoded
 
 MOST_DRAWS = 2000  # of the intervals of what looks inside
@@ -32,7 +34,7 @@ Presented = tuple[Section, Mapping[str, SectionFigure]]
 
 
 class Followed(NamedTuple):
-    """Cases and records as in a yes/no benchmark, and what is said of the margin that tools follow."""
+    """Cases (with the baseline's earlier answers) and records as in a yes/no benchmark, and what tools follow."""
 
     samples: list[Sample]
     records: list[dict[str, Any]]
@@ -56,19 +58,23 @@ def followed(work: Study, *, next_token: bool = False) -> Iterator[Followed]:
     Raises:
         NoMargin: refusals have no margin that tools may follow.
     """
+    records = work.records()
+    given = {record["case"]: record for record in records if record["arm"] == BASELINE}
+    cases = [with_answers(sample, given.get(sample.id, {})) for sample in work.samples]
     if work.run.benchmark.kind == "yes_no":
-        yield Followed(work.samples, work.records(), yes_or_no)
+        yield Followed(cases, records, yes_or_no)
         return
     if work.margins is None:
         raise NoMargin(f"{work.run.benchmark.name} asks for answers in words, and no refusal margin was computed")
     metric, sentence = work.margins.for_tools(next_token=next_token)
 
     def verdict(sample: Sample, response: str) -> str | None:
-        (judged,) = work.run.judge.judge([Item(sample.id, sample.text, response, None, "")])
+        steps = given.get(sample.id, {}).get("steps")
+        (judged,) = work.run.judge.judge([item_of(sample, response, steps)])
         return AS_YES_NO["verdict"].get(judged.verdict)
 
-    samples = [sample_as_yes_no(sample) for sample in work.samples]
-    lines = [line for line in map(as_yes_no, work.records()) if line["verdict"] is not None]
+    samples = [sample_as_yes_no(sample) for sample in cases]
+    lines = [line for line in map(as_yes_no, records) if line["verdict"] is not None]
     work.vlm.metric = metric
     try:
         yield Followed(samples, lines, verdict, (IN_WORDS, sentence))

@@ -8,7 +8,7 @@ The safety margin of a record is minus the refusal margin: positive for an answe
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.controls import BASELINE, SCORE
+from experiments.evaluation.conversations import rolled_out, with_answers
 from experiments.evaluation.folds import part_of
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, write_section
@@ -152,7 +153,7 @@ class RefusalMargins:
             margins = self._safety(BASELINE, self._openings, list(self._taught))
             shift = matching_shift(np.array([*margins.values()]), answered)
             return replace(every, shift=shift), f"The margin: {check.sentence}."
-        prompts = prompts_of([self.samples[case] for case in self._taught])
+        prompts = prompts_of([with_answers(self.samples[case], line) for case, line in self._taught.items()])
         begun = Counter(
             opening[:size]
             for answer, flag in zip(self._answers(self._taught), refused, strict=True)
@@ -300,9 +301,11 @@ class RefusalMargins:
             raise UserError(f"no margin: {reason}")
         batches = form(samples, self.vlm.batches.lengths, run.batch_rule)
         work = self.store.launch.share(batches)
+        lines = [*self.store.records(DEVELOPMENT), *self.store.records(self.file)]
+        records = {line["case"]: line for line in lines if line["arm"] == arm}
         with self.answering.console.status(f"{arm}: how likely it begins to refuse"), self.answering.batching(arm):
             for batch, pictures in prefetch_images(work, workers=run.image_workers):
-                seen = list(self._prompts(batch, pictures))
+                seen = self._prompts(arm, batch, pictures, records)
                 if not seen:
                     continue
                 with self.answering.prefills.used_by(self.vlm):
@@ -319,10 +322,17 @@ class RefusalMargins:
                 )  # fmt: skip
         self.store.wait()
 
-    def _prompts(self, batch: Sequence[Sample], pictures: Sequence[Any]) -> Iterator[Any]:
-        for sample, picture in zip(batch, pictures, strict=True):
-            if not self.answering.unseen(picture):
-                yield prompt_of(sample, picture)
+    def _prompts(
+        self, arm: str, batch: Sequence[Sample], pictures: Sequence[Any], records: Mapping[str, Mapping[str, Any]]
+    ) -> list[Any]:
+        """Return the prompts of the cases that can be seen, with the arm's recorded or new earlier answers."""
+        answering, method = self.answering, self.methods[arm]
+        prompts = [
+            prompt_of(with_answers(sample, records[sample.id]) if sample.id in records else sample, picture)
+            for sample, picture in zip(batch, pictures, strict=True)
+            if not answering.unseen(picture)
+        ]
+        return rolled_out(lambda turns: answering.generate(arm, method, turns, counted=False), prompts)
 
     def _listed(self, kind: Kind) -> list[dict[str, Any]]:
         learned = openings.learn(self._answers(self._taught), self._refused(self._taught), kind)

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
+from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import open_pictures
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.case_batches import prompt_of
-from experiments.evaluation.conversations import filled
-from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
+from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.claims import HIGHER, LOWER, claim_of
 from experiments.metrics.ratios import ratios
@@ -53,7 +53,9 @@ Places = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class ConversationCauses:
-    """The task, on any Yes/No benchmark with pairs. ``pairs`` is how many pairs are measured (None: all).
+    """The task, on any benchmark with pairs, by margins of Yes and No or of refusals.
+
+    ``pairs`` is how many pairs are measured (None: all).
 
     Raises:
         UserError: ``pairs`` is less than 2.
@@ -70,8 +72,7 @@ class ConversationCauses:
         Raises:
             UserError: the benchmark has no margin or no pairs, or the model cannot be used.
         """
-        check_margins(run)
-        alone = study.baseline_only(run)
+        alone = study.baseline_only(check_margins(run))
         validated = validate(alone)
         self._pairs(validated.complete.samples, run)  # refuse a benchmark without pairs
         with study.open_study(alone, validated=validated) as work:
@@ -94,26 +95,27 @@ class ConversationCauses:
         return pairs if self.pairs is None else random.Random(run.seed).sample(pairs, min(self.pairs, len(pairs)))
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
-        pairs = self._pairs(work.samples, work.run)
-        records = {record["case"]: record for record in work.records()}
         draws = min(work.run.draws, MOST_DRAWS)
 
-        def prompts(sample: Sample) -> "Prompt":
-            return filled(prompt_of(sample, open_pictures(sample)), records.get(sample.id, {}))
+        def prompt(sample: Sample) -> "Prompt":
+            return prompt_of(sample, open_pictures(sample))
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
-            twins = [Twins(prompts(unsafe), prompts(safe), safe.cluster) for unsafe, safe in pairs]
+            twins = [Twins(prompt(unsafe), prompt(safe), safe.cluster) for unsafe, safe in pairs]
             return causes(work.vlm, twins, seed=work.run.seed, draws=draws)
 
         def present(details: dict[str, Any], results: Results) -> Presented:
             sentences, notes = (
                 lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
             )
-            return Section(TITLE, sentences, tables(results), note=" ".join(notes)), figures(results)
+            return Section(TITLE, [*sentences, *seen.notes], tables(results), note=" ".join(notes)), figures(results)
 
-        samples = [sample for pair in pairs for sample in pair]
-        options = asdict(self) | {"draws": draws}
-        return look_inside(work, NAME, options, samples, examine, present, status="parts of conversations, one by one")
+        with followed(work) as seen:
+            pairs = self._pairs(seen.samples, work.run)
+            samples = [sample for pair in pairs for sample in pair]
+            return look_inside(work, NAME, asdict(self) | {"draws": draws}, samples, examine, present,
+                               status="parts of conversations, one by one",
+                               depends_on=[content_of(sample) for sample in samples])  # fmt: skip
 
 
 class Twins(NamedTuple):
@@ -235,7 +237,10 @@ def _sums(values: np.ndarray, unit_of: np.ndarray) -> np.ndarray:
 
 
 def _attention(vlm: "VLM", forms: Mapping[str, Sequence[Twins]], rows: list[Row], seed: int, draws: int) -> str:
-    """Add rows of the verdict's attention on each part, mean over layers and heads; return why it cannot be read."""
+    """Add rows of the attention that the first token of the answer gives each part; return why it cannot be read.
+
+    It is a mean over layers and heads.
+    """
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import normalised
 
@@ -245,7 +250,7 @@ def _attention(vlm: "VLM", forms: Mapping[str, Sequence[Twins]], rows: list[Row]
         try:
             with record_attention(vlm, queries=Queries.VERDICT) as record:
                 for batch in batches:
-                    vlm.score([prompts[index] for index in batch])
+                    vlm.score([prompts[index] for index in batch], metric=lambda logits: logits[:, 0])
         except UserError as error:
             return str(error)
         masses = normalised(record.masses)
@@ -270,7 +275,7 @@ def tables(results: Results) -> list[pd.DataFrame]:
 
     def heading(each: Row) -> str:
         if each.quantity == "conversation_attention":
-            return "attention of the verdict"
+            return "attention of the first answer token"
         return "control: the same label" if each.rule else "share of the difference"
 
     return [pivot(wanted, {"differ in": "subset", "part": "arm"}, heading, title="What each part carries")]

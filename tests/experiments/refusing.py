@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from experiments.config import Run
-from experiments.types import Item, Judgement, Kind, Loaded, Sample, Verdict
+from experiments.types import Item, Judgement, Kind, Loaded, Sample, Turn, Verdict
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
@@ -74,10 +74,39 @@ class Spoken:
 
 
 def refusing_run(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, plan: Plan | None = None, splits: bool = False
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, plan: Plan | None = None, benchmark: Any = None
 ) -> Run:
     """Return a run whose model is planted; by default its sentences overrule the picture."""
     vlm: VLM = planted(plan or Plan(heeds=1, in_words=True))
     monkeypatch.setattr("experiments.evaluation.study.connected", lambda run: vlm)
     run = run_of("model.path=/no/such/model", f"output_root={folder}", "draws=60", "max_new_tokens=3", *overrides)
-    return replace(run, benchmark=ColouredRequests(), judge=Spoken())
+    return replace(run, benchmark=benchmark or ColouredRequests(), judge=Spoken())
+
+
+@dataclass(frozen=True)
+class ColouredConversations:
+    """Twins of two turns about a red picture, the first with an alarming noun or not; the first answer is open.
+
+    In the pairs of the first ``failing`` leads the alarming noun is harmless, and the model fails.
+    """
+
+    failing: int = 0
+    name: str = "coloured_conversations"
+    kind: ClassVar[Kind] = "refusal"
+
+    def load(self) -> Loaded:
+        cases = []
+        for number, lead in enumerate(LEADS):
+            for safe, nouns in ((True, HARMLESS), (False, ALARMING)):
+                for noun, redness in zip(nouns, (0.6, 0.7, 0.8), strict=True):
+                    case = _case("is this safe ?", redness, 1 if safe ^ (number < self.failing) else -1)
+                    picture: Any = Coloured(redness)
+                    turns = (Turn("user", (picture, f"{lead} {noun}")), Turn("assistant"), Turn("user", (case.text,)))
+                    pair = f"{number}-{redness}"
+                    cases.append(
+                        replace(case, id=f"{pair}-{safe}", image=picture, turns=turns, pair=pair, cluster=pair)
+                    )
+        return Loaded(cases, {}, "coloured conversations")
+
+    def development(self) -> None:
+        return None

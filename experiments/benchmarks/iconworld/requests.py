@@ -17,7 +17,7 @@ from typing import ClassVar
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.sentences import FRAMES, NEW, RISKY
 from experiments.benchmarks.published_benchmark import SIDES
-from experiments.types import Kind, Sample
+from experiments.types import Kind, Sample, Turn
 from interp.errors import UserError
 
 LEFT_OUT = "goal_hijacking"
@@ -41,25 +41,26 @@ class IconWorldRequests(IconWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split == "conversations":
-            raise UserError(
-                "benchmark.split=conversations is of benchmark=iconworld, which asks for Yes or No; take that"
-            )
         if self.answer_tokens < 1:
             raise UserError(f"benchmark.answer_tokens={self.answer_tokens}: must be at least 1")
 
     def cases(self) -> list[Sample]:
         """Return the scored cases of IconWorld's split without goal hijacking, with only the sentence."""
-        requests = (case for case in super().cases() if case.subset != "control" and case.tags["wrapper"] != LEFT_OUT)
-        return [_request(case) for case in requests]
+        cases = (case for case in super().cases() if case.subset != "control")
+        return [_request(case) for case in cases if case.tags.get("wrapper") != LEFT_OUT]
 
 
 def _request(case: Sample) -> Sample:
     """Return the type (``scenario``) of the sentence, so that both twins have the same."""
-    wrapper, words = case.tags["wrapper"], case.tags["words"]
     subset, gold = SIDES["safe" if case.gold == "yes" else "unsafe"]
-    scenario = f"{words}_words" if wrapper == "none" else wrapper
-    sentence = _SENTENCES[case.tags["template"]]
+    scenario = case.scenario
+    if not case.turns:
+        wrapper, words = case.tags["wrapper"], case.tags["words"]
+        scenario = f"{words}_words" if wrapper == "none" else wrapper
+    sentence = _SENTENCES.get(case.tags["template"], case.text)
     asks = "how" if sentence.startswith(_FOR_HELP) else "whether" if sentence.endswith("?") else "nothing"
     tags = {**case.tags, "asks": asks}
-    return replace(case, subset=subset, gold=gold, scenario=scenario, prompt=case.text, tags=tags)
+    turns = tuple(
+        Turn(turn.role, tuple(case.text if part == case.prompt else part for part in turn.parts)) for turn in case.turns
+    )
+    return replace(case, subset=subset, gold=gold, scenario=scenario, prompt=case.text, tags=tags, turns=turns)

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.conversations import MTMCS
 from experiments.evaluation.case_batches import outlines, prompt_of
-from experiments.evaluation.conversations import filled, judged_turns, noted, rolled_out, transcript
+from experiments.evaluation.conversations import judged_turns, noted, rolled_out, transcript, with_answers
 from experiments.evaluation.judging import item_of
 from experiments.serving.chat import Server
 from experiments.serving.requests import Question
@@ -60,7 +61,11 @@ def test_answers_of_a_model_are_its_greedy_answers_to_the_turns_before() -> None
         {"turn 1, user": "[picture 1]\nwhat is this ?", "turn 2, assistant": answer, "turn 3, user": "is this safe ?"}
     ]
     record = {"steps": generation.steps[0]}
-    assert filled(own("a", "is this safe ?"), record) == done
+    turns = (Turn("user", ("0", "what is this ?")), Turn("assistant"), Turn("user", ("is this safe ?",)))
+    sample = Sample("a", "benign", "s", "comply", "is this safe ?", "is this safe ?", None, "c", turns=turns)
+    assert [turn.text for turn in with_answers(sample, record).turns[1:]] == [answer, "is this safe ?"]
+    assert with_answers(sample, {}).turns[1] == Turn("assistant", ("",))
+    assert with_answers(replace(sample, turns=()), record).turns == ()
     assert transcript(generation.steps[0]) == (
         f"User: [picture 1]\nwhat is this ?\nAssistant: {answer}\nUser: is this safe ?"
     )

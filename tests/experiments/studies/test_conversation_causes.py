@@ -1,14 +1,18 @@
 """Planted networks: the planted turn and picture are found, and nothing else; no share where twins do not differ."""
 
+import json
 import random
 
 import numpy as np
 import pytest
 
-from experiments.runs.results_table import Results
+from experiments.runs.results_table import Results, read_results
 from experiments.studies.conversation_causes import CONTROL, Twins, causes, differing, exchanged, parts_of
 from interp.prompt import Prompt
-from tests.planted import Plan, coloured, planted
+from interp.sequence_metric import SequenceMetric
+from tests.experiments.compose import only_run
+from tests.experiments.refusing import ColouredConversations, refusing_run
+from tests.planted import OPENINGS, Plan, coloured, planted
 
 PAIRS = 24
 
@@ -121,3 +125,56 @@ def test_the_share_is_the_sum_of_moves_over_the_sum_of_gaps():
     assert results.get("", "conversation_gap", subset=form).value == pytest.approx(np.mean(gaps), rel=1e-4)
     expected = sum(moves) / sum(gaps)
     assert results.get("image:2", "conversation_share", subset=form).value == pytest.approx(expected, rel=1e-4)
+
+
+def in_words(**plan):
+    vlm = planted(Plan(in_words=True, **plan))
+    vlm.metric = SequenceMetric(tuple(tuple(vlm.tokenizer.convert_tokens_to_ids(opening)) for opening in OPENINGS))
+    return vlm
+
+
+@pytest.mark.parametrize(
+    ("plan", "pairs", "cause", "other"),
+    [({}, pictures(), "image:2", "image:1"), ({"heeds": 1}, turns(), "user:1", "user:2")],
+)
+def test_causes_of_refusals_in_words_are_found_and_nothing_else(plan, pairs, cause, other):
+    _, results = measured(in_words(**plan), pairs)
+    assert results.select(quantity="conversation_gap")[0].claim == "higher"
+    shares = {row.arm: row for row in results.select(quantity="conversation_share", rule="")}
+    assert [shares[cause].value, shares[other].value] == pytest.approx([1, 0], abs=0.01)
+    assert [shares[cause].claim, shares[other].claim == "higher"] == ["higher", False]
+    controls = results.select(quantity="conversation_share", rule=CONTROL)
+    assert not {each.claim for each in controls} & {"higher", "lower"}
+    assert {row.arm for row in results.select(quantity="conversation_attention")} >= {cause, other}
+
+
+def test_nothing_is_found_for_refusals_in_words_where_nothing_is_planted():
+    _, results = measured(in_words(), turns())
+    assert not results.select(quantity="conversation_share")
+
+
+@pytest.mark.long
+def test_a_run_asks_for_earlier_answers_and_shares_out_the_refusal_margin(monkeypatch, tmp_path, capsys):
+    run = refusing_run(monkeypatch, tmp_path, "+exp=conversation_causes", benchmark=ColouredConversations())
+    run.task(run)
+    results = read_results(only_run(run))
+    shares = {row.arm: row.value for row in results.select(quantity="conversation_share", rule="")}
+    assert shares == pytest.approx({"user:1": 1, "assistant:1": 0}, abs=1e-3)
+    assert "covers 100% of 18 refusals" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["+exp=mechanism", "task=attention", "attention=true"])
+def test_studies_look_at_conversations_with_the_answers_of_the_run(command, monkeypatch, tmp_path, capsys):
+    options = ["task.failures=2"] if command == "+exp=mechanism" else []
+    run = refusing_run(monkeypatch, tmp_path, command, *options, benchmark=ColouredConversations(failing=1))
+    run.task(run)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "no answer yet" not in told
+    assert "traceback" not in told
+    if command == "attention=true":
+        shown = json.loads((only_run(run) / "attention" / "cases.json").read_text())["cases"]
+        assert all({"user:1", "assistant:1", "user:2"} <= set(case["baseline"]["names"]) for case in shown.values())
+        assert shown
+    else:
+        assert "and covers 100% of 18 refusals" in told
