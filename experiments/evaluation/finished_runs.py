@@ -1,58 +1,16 @@
-"""Finished runs as input to other tasks: read from their directories, or run first."""
+"""Finished runs as input to other tasks, and the folders that these write."""
 
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.config import Run, digest
-from experiments.evaluation import study
 from experiments.report.build import build
-from experiments.runs.provenance import model_title
-from experiments.runs.results_table import Results, read_results
-from experiments.runs.store import PREDICTIONS, open_run, read_object
+from experiments.runs.results_table import Results
+from experiments.runs.store import PREDICTIONS, open_run
 from interp.errors import UserError
-
-
-class Finished(NamedTuple):
-    """A finished run: its model as reports call it, its benchmark, its results table and its metrics.json."""
-
-    model: str
-    benchmark: str
-    results: Results
-    design: Mapping[str, Any]
-
-
-def studied(run: Run) -> Path:
-    """Runs the study of this configuration and returns its directory.
-
-    Raises:
-        UserError: the study did not finish, as when requests failed in transport.
-    """
-    folder = study.run(run)
-    if not read_object(folder / "environment.json").get("finished"):
-        raise UserError(f"the study in {folder} is unfinished; run the same command again to continue it")
-    return folder
-
-
-def read(folder: Path) -> Finished:
-    """Model, benchmark and metrics of a run's directory.
-
-    Raises:
-        UserError: the directory holds no finished run.
-    """
-    environment = read_object(folder / "environment.json")
-    if not environment.get("finished"):
-        raise UserError(f"{folder}: has no finished run; give directories outputs/<name>/<time> of finished studies")
-    benchmark = str((environment.get("benchmark") or {}).get("name"))
-    design = read_object(folder / "metrics.json")
-    return Finished(model_title(environment.get("model")), benchmark, read_results(folder), design)
-
-
-def arm_of(results: Results, design: Mapping[str, Any], wanted: str) -> str:
-    """Return ``wanted``, or the arm under study if the baseline is wanted of a run without one, as of responses."""
-    return str(design.get("study")) if wanted == "baseline" and wanted not in results.arms else wanted
 
 
 def needed(run: str | None, task: str) -> Path:
@@ -131,8 +89,3 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def given(run: str | None, runs: Sequence[str] | None = None) -> list[Path]:
-    """The directories of ``runs``, else of ``run``, as a task's options give them; empty where none is given."""
-    return [Path(folder) for folder in runs or ([run] if run else [])]

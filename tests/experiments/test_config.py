@@ -69,7 +69,7 @@ OBJECTS = {  # options whose defaults YAML cannot hold: the class sets them
     "experiments.benchmarks.table.table": {"further"},
     "experiments.evaluation.study.run": {"after"},
     "experiments.studies.localise.study.Localise": {"questions"},
-    "experiments.studies.paper_tables.mossbench.MOSSBenchLeaderboard": {"judge"},
+    "experiments.studies.mossbench_leaderboard.MOSSBenchLeaderboard": {"judge"},
     "experiments.studies.vrtuning.safety_rows.WrittenSafety": {"ask"},
     "mitigation.vrtuning.settings.Settings": {"targets"},
 }
@@ -144,7 +144,7 @@ def test_help_and_mistakes_are_answered_without_torch_or_transformers() -> None:
 def test_another_method_takes_the_place_of_the_experiments_own() -> None:
     own = run_of("+exp=vcd_llava")
     assert (own.arm, own.config["method"]["noise_step"]) == ("vcd", 700)
-    for exp in ("vcd_llava", "mitigation_selection", "mmsafeaware_table3"):
+    for exp in ("vcd_llava", "mitigation_selection"):
         run = run_of(f"+exp={exp}", "method=icd", "method.alpha=0.5")
         assert run.arm == "icd"
         assert "vcd" not in run.arms

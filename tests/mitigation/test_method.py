@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from experiments.studies.vrtuning.arms import NewAdapter
 from interp.vlm import VLM, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline, abilities
 from mitigation.threshold import ConstantShift
 from mitigation.verbalise import Verbalise
+from mitigation.vrtuning.method import NewAdapter
 from mitigation.wrappers import Sampled, Shifted
 from tests.conftest import REPOSITORY
 from tests.methods import LEARNERS, METHODS, public_methods

@@ -5,10 +5,11 @@ parts), ``figures/localise_parts.svg`` and a section of the report. Importing th
 transformers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import pandas as pd
 from rich.console import RenderableType
 
 from experiments.config import Run
@@ -16,10 +17,13 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
-from experiments.report.sections import Section
+from experiments.metrics.claims import NOT_TESTED
+from experiments.report.figures import Guide, Mark, points
+from experiments.report.sections import Section, SectionFigure
+from experiments.report.tables import pivot, unit
 from experiments.report.text import lines
-from experiments.runs.results_table import Results
-from experiments.studies.localise.cases import QUESTIONS, Cases, split
+from experiments.runs.results_table import Results, Row
+from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, Cases, split
 from experiments.studies.questions import check_margins, check_sizes
 from experiments.types import Sample
 from interp.errors import UserError
@@ -73,7 +77,6 @@ class Localise:
         return split(samples, questions=self.questions, pairs=self.pairs, seed=run.seed)
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
-        from experiments.studies.localise import tables
         from experiments.studies.localise.examination import Examination
 
         options = asdict(self)
@@ -84,10 +87,8 @@ class Localise:
             sentences, notes = (
                 lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
             )
-            section = Section(
-                tables.TITLE, [*sentences, *seen.notes], tables.tables(details, results), note=" ".join(notes)
-            )
-            return section, tables.figures(details, results)
+            section = Section(TITLE, [*sentences, *seen.notes], tables(details, results), note=" ".join(notes))
+            return section, figures(details, results)
 
         with followed(work, next_token=True) as seen:
             cases = self._cases(seen.samples, work.run)
@@ -96,3 +97,36 @@ class Localise:
             return look_inside(
                 work, NAME, options, samples, examination.examine, present, status="every head and MLP, one by one"
             )
+
+
+NAMES = {PICTURE: "picture", SENTENCE: "sentence", JOIN: "what joins them"}
+MORE = ("part_direct", "part_splits_held", "part_power")  # of the first question
+TITLE = "Which part does it?"
+for _quantity in ("part_slope", "part_straight", "part_direct", "margin_gap", "margin_gap_rms"):
+    unit(_quantity, 2)
+
+
+def tables(details: Mapping[str, Any], results: Results) -> list[pd.DataFrame]:
+    """Return the table with a line for each candidate of any question."""
+    first = results.select(quantity=MORE, subset=details["questions"][0])
+    parts = [*results.select(quantity="part_slope"), *sorted(first, key=lambda each: MORE.index(each.quantity))]
+    more = f"From direct to power: {NAMES[details['questions'][0]]}. Splits held and power in %."
+    return [pivot(parts, {"part": "arm"}, _heading, title="Candidates of all questions, one by one", note=more)]
+
+
+def figures(details: Mapping[str, Any], results: Results) -> dict[str, SectionFigure]:
+    """Return each question's candidates with their intervals."""
+    tested = [each for each in results.select(quantity="part_slope") if each.claim != NOT_TESTED]
+    marks = [Mark(f"{NAMES[each.subset]}: {each.arm}", each.value, each.interval) for each in tested]
+    return {
+        "localise_parts": SectionFigure(
+            points(marks, x="slope: share of the gap", guides=[Guide((0,), (0,))], digits=2),
+            "How much of each question's difference goes through each of its candidates.",
+            "Candidates on the half that did not choose them, with 95% intervals.",
+        )
+    }
+
+
+def _heading(each: Row) -> str:
+    slope = each.quantity == "part_slope"
+    return NAMES[each.subset] if slope else each.quantity.removeprefix("part_").replace("_", " ")

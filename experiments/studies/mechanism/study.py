@@ -58,9 +58,8 @@ class Mechanism:
     def _examined(self, work: study.Study) -> list[RenderableType]:
         """Write rows, mechanism.json, figures and the report's section, and return what to print."""
         from experiments.studies.mechanism.examination import Examination
-        from experiments.studies.mechanism.figure import figures
         from experiments.studies.mechanism.probes import UNTRAINED
-        from experiments.studies.mechanism.tables import tables
+        from experiments.studies.mechanism.tables import figures, tables
 
         options = asdict(self) | {"draws": min(self.draws, work.run.draws)}
 

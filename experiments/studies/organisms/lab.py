@@ -1,8 +1,10 @@
 """What the three recipes share: an example, one training loop, and the task that writes a checkpoint with its card."""
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -14,6 +16,7 @@ from transformers import get_cosine_schedule_with_warmup
 
 from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.scene import Scene
+from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.config import Run
 from experiments.runs.store import open_run
 from interp.errors import UserError
@@ -127,3 +130,23 @@ def answer_loss(vlm: VLM, examples: Iterator[Example], batch_size: int, seeds: I
         return (each.sum(1) / (labels != IGNORED).sum(1)).mean()
 
     return loss
+
+
+HELD_OUT_TEMPLATES = frozenset({"hit", "poison", "slash", "hack", "attack", "warm", "lock", "hospital"})
+HELD_OUT_CONCEPTS = frozenset({"bomb", "balloon", "cake", "rat", "cat", "syringe"})
+HELD_OUT_SHARE = 0.2
+
+
+@cache
+def held_out_pairs() -> frozenset[tuple[str, str]]:
+    """Return (template, thing) names that are held out besides templates and things; always the same."""
+    rng = random.Random("smol_organism:held-out pairs")
+    chosen: set[tuple[str, str]] = set()
+    for template in RISKY:
+        if template.name in HELD_OUT_TEMPLATES:
+            continue
+        for side in (template.safe, template.unsafe):
+            allowed = [thing for thing in side if thing.concept not in HELD_OUT_CONCEPTS]
+            count = min(len(allowed) - 1, round(HELD_OUT_SHARE * len(allowed) + rng.uniform(-0.5, 0.5)))
+            chosen.update((template.name, thing.name) for thing in rng.sample(allowed, max(0, count)))
+    return frozenset(chosen)

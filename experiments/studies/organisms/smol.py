@@ -24,8 +24,15 @@ from experiments.benchmarks.iconworld.concepts import CATEGORY_OF as ICON_CATEGO
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing, definite, indefinite, under_sign
 from experiments.benchmarks.iconworld.perception import ask
 from experiments.studies.organisms.architecture import unadapted
-from experiments.studies.organisms.held_out import HELD_OUT_CONCEPTS, held_out_pairs
-from experiments.studies.organisms.lab import Example, Laboratory, answer_loss, learn, picture_seeds
+from experiments.studies.organisms.lab import (
+    HELD_OUT_CONCEPTS,
+    Example,
+    Laboratory,
+    answer_loss,
+    held_out_pairs,
+    learn,
+    picture_seeds,
+)
 from interp.checkpoints.cache import fetched_base
 from interp.checkpoints.hub import ORGANISMS
 from interp.vlm import VLM, Prompt

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from rich.console import RenderableType
 
 from experiments.config import Run
@@ -20,12 +21,18 @@ from experiments.evaluation.cases import limited
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
 from experiments.metrics.estimates import Resamples
 from experiments.metrics.pairs import Shared, drawn_pairs
-from experiments.report.sections import Section
+from experiments.report.figures import SCREEN, Line, Mark, lines_by_layer, points
+from experiments.report.numbers import fixed, percent
+from experiments.report.sections import Section, SectionFigure
+from experiments.report.tables import pivot, unit
 from experiments.report.text import lines
-from experiments.runs.results_table import Results, Row, row
+from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.runs.store import read_object
 from experiments.studies.questions import Questions, check_margins, check_sizes
-from experiments.studies.reasoning import decision_curve, mediation, reader
+from experiments.studies.reasoning import decision_curve, mediation
+from experiments.studies.reasoning.decision_curve import ARM, EXCHANGED, OWN, SHARES, TRUTH
+from experiments.studies.reasoning.mediation import DIRECT, EFFECT, SHARE, THROUGH
+from experiments.studies.reasoning.thoughts import calls, margins_behind, thoughts_of, unconcluded
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 from interp.thoughts import NAME_THE_MARKS
@@ -67,8 +74,6 @@ class Reasoning:
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
         """Write rows, reasoning.json, figures and the report's section, and return what to print."""
-        from experiments.studies.reasoning.tables import figures, tables
-
         options = asdict(self) | {"draws": min(self.draws, work.run.draws, MOST_DRAWS)}
         scored = [sample for sample in work.samples if sample.subset in SCORED_SUBSETS and sample.image is not None]
         samples = limited(scored, self.cases)
@@ -86,8 +91,6 @@ class Reasoning:
 
     def examine(self, work: study.Study, samples: Sequence[Sample], *, draws: int) -> tuple[dict[str, Any], list[Row]]:
         """Return what reasoning.json says, and its rows of the results table."""
-        from experiments.studies.reasoning.thoughts import margins_behind, thoughts_of
-
         vlm, run = work.vlm, work.run
         answers = zip(samples, prompts := prompts_of(samples), strict=True)
         told = thoughts_of(vlm, prompts, max_new_tokens=run.max_new_tokens)
@@ -108,7 +111,7 @@ class Reasoning:
         questions = np.array([case.prompt for case in cases])
         rows = decision_curve.curve(margins, margin > 0, safe, questions, estimator, seed=run.seed)
         guard = Questions(NAME, work.store.path)
-        mediators = {WHOLE: thoughts, UNCONCLUDED: [reader.unconcluded(thought) for thought in thoughts]}
+        mediators = {WHOLE: thoughts, UNCONCLUDED: [unconcluded(thought) for thought in thoughts]}
         pairs_of: dict[str, dict[str, Any]] = {}
         for differs, alike in PAIRS.items():
             drawn = ((shared, drawn_pairs(cases, shared, seed=run.seed)) for shared in alike)
@@ -121,7 +124,7 @@ class Reasoning:
                                                      draws=draws, seed=run.seed)  # fmt: skip
                     pairs_of[differs] = {"shares": shared, "pairs": len(spaced)}
         sentences = [
-            {"case": case.id, "subset": case.subset, "thought": thought.text, "calls": reader.calls(thought.text),
+            {"case": case.id, "subset": case.subset, "thought": thought.text, "calls": calls(thought.text),
              "answers": "yes" if thought.margin > 0 else "no", "gold": case.gold}
             for case, thought in zip(cases, thoughts, strict=True)
         ]  # fmt: skip
@@ -141,3 +144,54 @@ class Reasoning:
             "thoughts": sentences,
             **guard.details(),
         }, rows
+
+
+unit(EFFECT, 2)
+
+
+def tables(results: Results) -> list[pd.DataFrame]:
+    """Return every table that has rows."""
+    listed = [
+        pivot(
+            results.select(quantity=("decision_order", "decision_sign")),
+            {"by": lambda row: row.part("by"), "thought left (%)": lambda row: percent(float(row.part("left")), 0)},
+            _decision, title="When it was decided",
+            note="In %. Right order: of two cases of one sentence, the margin of the thought broken off there puts the "
+            "case first that the model says Yes to in the end (its own verdict), or the safe case (the truth).",
+        ),
+        pivot(
+            [row for row in results.select(quantity=(EFFECT, SHARE)) if not row.part("order")],
+            {"another": lambda row: row.part("differs"), "thought": lambda row: row.part("thought"),
+             "part": lambda row: row.part("part")},
+            lambda row: "logits" if row.quantity == EFFECT else "of the total (%)", title="What the thought carries",
+            note="Difference of the margins of a safe and an unsafe case, with exchanged thoughts.",
+        ),
+    ]  # fmt: skip
+    return [frame for frame in listed if len(frame)]
+
+
+def figures(results: Results) -> dict[str, SectionFigure]:
+    """Return the decision curve and mediation."""
+    curves = [
+        Line(name, [100 * share for share in SHARES],
+             [results.get(ARM, "decision_order", group=group_of(by=name, left=share)) for share in SHARES])
+        for name in (OWN, TRUTH)
+    ]  # fmt: skip
+    decision = lines_by_layer({"": curves}, x="% of the thought’s sentences left", y="right order (AUROC)", guide=0.5)
+    drawn = {"reasoning_decision": SectionFigure(decision, "When it was decided. The numbers are in the table.")}
+    parts = [row for row in results.select(quantity=EFFECT) if row.part("part") in (THROUGH, DIRECT)]
+    marks = [
+        Mark(f"{row.part('differs')}, {row.part('thought')}: {row.part('part')}", row.value, row.interval)
+        for row in parts if not row.part("order")
+    ]  # fmt: skip
+    if marks:
+        mediation = points(marks, x="part of the difference, in logits", digits=2, form=SCREEN._replace(name_length=60))
+        alt = f"What the thought carries. {'; '.join(f'{mark.name} {fixed(mark.x, 2)}' for mark in marks)}."
+        drawn["reasoning_mediation"] = SectionFigure(mediation, alt, "What another picture or sentence changes.")
+    return drawn
+
+
+def _decision(row: Row) -> str:
+    if row.quantity == "decision_sign":
+        return "sign agrees"
+    return EXCHANGED if row.arm == EXCHANGED else "more than with none" if row.against else "right order"

@@ -1,17 +1,24 @@
 """``task=judge_validation``: how far refusal judges agree with people's labels of XSTest's and MSTS's answers."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
 from rich.console import Console
 
 from experiments.config import Run
+from experiments.judges.refusal_classifier import RefusalClassifier, unfit
+from experiments.judges.refusal_phrases import RefusalRule
+from experiments.metrics.agreement import agreement, kappa
 from experiments.report import judge_card
 from experiments.report.tables import in_terminal, say, table
 from experiments.runs.store import open_run
-from experiments.studies.refusal_judges.agreement import annotators, by_language, judged_by, measured, offline_judges
-from experiments.studies.refusal_judges.labelled import read_labelled
+from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, label_of, read_labelled
+from experiments.studies.refusal_judges.training import CrossValidation
+from experiments.types import Judge, Verdict
 from interp.errors import UserError
 
 
@@ -53,3 +60,108 @@ def _lines(value: Any, indent: str = " ") -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     parts = (f"{indent}{json.dumps(name)}: {_lines(part, indent + ' ')}" for name, part in value.items())
     return "{\n" + ",\n".join(parts) + f"\n{indent[1:]}}}"
+
+
+FEWEST_REFUSALS = 30  # no κ is given for a language with fewer
+Labels = Int[np.ndarray, " answer"]
+
+
+def judged_by(judge: Judge, rows: Sequence[Labelled]) -> Labels:
+    """Return the class that a judge gives each answer, as an index in ``CLASSES``; −1 for none."""
+    verdicts = [judgement.verdict for judgement in judge.judge([row.item for row in rows])]
+    return np.array([-1 if verdict is Verdict.JUDGE_FAILED else label_of(verdict) for verdict in verdicts])
+
+
+def offline_judges(
+    rows: Sequence[Labelled], others: Mapping[str, Sequence[Labelled]], *, seed: int, draws: int
+) -> dict[str, Any]:
+    """Return the agreement of the phrase rules and, given both sets, of the classifier.
+
+    The rules learned from nothing. The classifier judges each answer without having learned from its model or its
+    request.
+    """
+    settings = {"seed": seed, "draws": draws}
+    rule = RefusalRule()
+    cards = {rule.name: measured(rows, judged_by(rule, rows), **settings) | by_language(rule, others, **settings)}
+    if len({row.source for row in rows}) == 2:
+        skipped = np.array([unfit(row.item) is not None for row in rows])
+        labels, _ = CrossValidation(rows).held_out()
+        cards[RefusalClassifier.name] = measured(rows, np.where(skipped, -1, labels), **settings) | by_language(
+            RefusalClassifier(), others, **settings
+        )
+    return cards
+
+
+def measured(rows: Sequence[Labelled], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
+    """Return a judge's agreement with people by model, by set and pooled.
+
+    Each set also has the mean κ of its models, its numbers without the model that refuses most, and κ of three classes
+    if people labelled these.
+    """
+    people, models = np.array([row.label for row in rows]), np.array([row.model for row in rows])
+
+    def part_of(part: np.ndarray) -> dict[str, Any]:
+        chosen = [row for row, used in zip(rows, part, strict=True) if used]
+        return _agreement(chosen, labels[part], seed=seed, draws=draws)
+
+    by_model = {model: part_of(models == model) for model in dict.fromkeys(models.tolist())}
+    everything = part_of(np.ones(len(rows), dtype=bool))
+    card: dict[str, Any] = {"pooled": everything, "models": by_model, "sets": {}, "three_classes": {}}
+    for source in dict.fromkeys(row.source for row in rows):
+        part = np.array([row.source == source for row in rows])
+        names = list(dict.fromkeys(models[part].tolist()))
+        kappas = [by_model[name]["kappa"] for name in names]
+        row = part_of(part) | {"mean_kappa": None if None in kappas else round(float(np.mean(kappas)), 4)}
+        most = max(names, key=lambda name: by_model[name]["refused"])
+        card["sets"][source] = row
+        if len(names) > 1:
+            card["sets"][f"{source} without {most.split('--')[-1]}"] = part_of(part & (models != most))
+        if (people[part] >= 0).all():
+            card["three_classes"][source] = three_classes(people[part], labels[part])
+    return card
+
+
+def _agreement(rows: Sequence[Labelled], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
+    """Return the agreement on refused against the rest. ``judge_failed`` counts the answers without a class."""
+    judged = labels >= 0
+    counts = {"n": len(rows), "refused": sum(row.label == 0 for row in rows), "judge_failed": int((~judged).sum())}
+    if not judged.any():
+        return counts
+    people = np.array([row.label == 0 for row in rows])[judged]
+    cases = [f"{row.source} {row.item.case}" for row, has_class in zip(rows, judged, strict=True) if has_class]
+    return counts | _rounded(agreement(people, labels[judged] == 0, cases, seed=seed, draws=draws))
+
+
+def _rounded(plain: Mapping[str, Any]) -> dict[str, Any]:
+    ends = {name: [round(end, 4) for end in value] for name, value in plain.items() if isinstance(value, tuple)}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in plain.items()} | ends
+
+
+def three_classes(people: Labels, judge: Labels) -> dict[str, Any]:
+    """Return κ over ``CLASSES``, and of each class against the others, on the answers with a class."""
+    people, judge = people[judge >= 0], judge[judge >= 0]
+    each = {name: kappa(people == at, judge == at) for at, name in enumerate(CLASSES)}
+    return _rounded({"kappa": kappa(people, judge), **each})
+
+
+def annotators(rows: Sequence[Labelled], *, seed: int, draws: int) -> dict[str, Any] | None:
+    """Return the agreement of the second annotator with the first, None if nobody labelled twice."""
+    twice = [row for row in rows if len(row.annotators) == 2]
+    if not twice:
+        return None
+    first, second = (np.array([label_of(row.annotators[at]) for row in twice]) for at in (0, 1))
+    cases = [row.item.case for row in twice]
+    plain = _rounded(agreement(first == 0, second == 0, cases, seed=seed, draws=draws))
+    return {"source": twice[0].source, **plain, "three_classes": three_classes(first, second)}
+
+
+def by_language(
+    judge: Judge, others: Mapping[str, Sequence[Labelled]], *, seed: int, draws: int
+) -> dict[str, dict[str, Any]]:
+    """Return the shipped judge's agreement in each language other than English, which one annotator labelled."""
+    card = {}
+    for tag, rows in others.items():
+        card[tag] = _agreement(rows, judged_by(judge, rows), seed=seed, draws=draws)
+        if card[tag]["refused"] < FEWEST_REFUSALS:
+            card[tag] |= {"kappa": None, "kappa_interval": None}
+    return {"languages": card}

@@ -29,7 +29,6 @@ from experiments.runs.launch import Launch, sharded
 from experiments.runs.record_fields import current
 from experiments.runs.results_table import OF_A_STUDY, write_results
 from experiments.runs.store import read_object
-from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.safety_rows import Source, check_rows, exclude_trained
 from experiments.studies.vrtuning.study import VRTuningStudy, check_adapters
 from experiments.types import Loaded, Sample
@@ -38,7 +37,7 @@ from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vrtuning.data import Data, Row, from_rows
-from mitigation.vrtuning.method import VRTuning
+from mitigation.vrtuning.method import NewAdapter, VRTuning
 from mitigation.vrtuning.settings import Settings
 
 ALIGNMENT, IN_WORDS = "alignment", "in_words.jsonl"

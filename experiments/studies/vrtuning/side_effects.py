@@ -20,8 +20,8 @@ from experiments.report.tables import in_terminal, table
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, read_results, row
 from experiments.runs.store import read_object
-from experiments.studies.vrtuning.arms import new_adapters
 from mitigation.vrtuning.checkpoint import adapter_hash
+from mitigation.vrtuning.method import new_adapters
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

@@ -27,12 +27,12 @@ from experiments.runs.results_table import read_results, write_results
 from experiments.runs.store import RunStore
 from experiments.studies.questions import check_sizes
 from experiments.studies.vrtuning import side_effects
-from experiments.studies.vrtuning.arms import new_adapters
 from experiments.studies.vrtuning.sources import build_data, exclude_tested
 from experiments.types import Loaded
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import folder_of
 from mitigation.vrtuning.data import ORDERS, ROW_HASH, Data
+from mitigation.vrtuning.method import new_adapters
 from mitigation.vrtuning.settings import Settings
 
 TRAINING = "training.jsonl"

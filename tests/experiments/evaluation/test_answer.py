@@ -17,13 +17,13 @@ from experiments.config import Run
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import limited
 from experiments.runs.store import open_run
-from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline, abilities
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.vrtuning.method import NewAdapter
 from mitigation.wrappers import Sampled, Shifted
 from tests.experiments.compose import run_of
 

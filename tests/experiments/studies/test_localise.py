@@ -25,7 +25,7 @@ from experiments.studies.localise.cases import (
     split,
 )
 from experiments.studies.localise.examination import Examination
-from experiments.studies.localise.tables import figures, tables
+from experiments.studies.localise.study import figures, tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.vlm import VLM

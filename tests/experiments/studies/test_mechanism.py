@@ -24,7 +24,6 @@ from experiments.studies.mechanism.cases import (
 )
 from experiments.studies.mechanism.directions import alarm_rows
 from experiments.studies.mechanism.examination import spaced_layers
-from experiments.studies.mechanism.figure import figures
 from experiments.studies.mechanism.findings import conclusions
 from experiments.studies.mechanism.interventions import (
     CONSTANT,
@@ -58,7 +57,7 @@ from experiments.studies.mechanism.probes import (
     probe_rows,
 )
 from experiments.studies.mechanism.study import sentences
-from experiments.studies.mechanism.tables import tables
+from experiments.studies.mechanism.tables import figures, tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import Residuals

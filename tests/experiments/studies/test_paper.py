@@ -20,8 +20,7 @@ from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import table
 from experiments.runs.results_table import Results, read_results
-from experiments.studies.paper import references, reproduction
-from experiments.studies.paper.study import split
+from experiments.studies.paper import ENTRIES, USED_BY, compare, split
 from interp.errors import UserError
 from interp.figures.glyphs import Figure
 from tests import forked
@@ -165,8 +164,8 @@ def test_references_are_of_what_was_used(finished: Path) -> None:
 
 
 def test_the_entries_name_classes_that_there_are_and_every_method_of_a_paper_has_one() -> None:
-    entries = references.ENTRIES.read_text(encoding="utf-8")
-    users = {user for line in re.findall(rf"^{references.USED_BY}(.+)$", entries, re.MULTILINE)
+    entries = ENTRIES.read_text(encoding="utf-8")
+    users = {user for line in re.findall(rf"^{USED_BY}(.+)$", entries, re.MULTILINE)
              for user in line.split(", ")}  # fmt: skip
     for user in users:
         if "." in user:
@@ -241,27 +240,27 @@ def moved(results: Results, by: float) -> Results:
 @pytest.mark.long
 def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_path: Path) -> None:
     folder, results = paper(finished), read_results(finished)
-    (said,) = reproduction.compare(finished, folder)
+    (said,) = compare(finished, folder)
     assert said.endswith(f"{len(results)} of {len(results)} rows are those of {folder}, to 1e-06")
     moved(results, 1e-8).write(finished)
-    reproduction.compare(finished, folder)
+    compare(finished, folder)
     moved(results, 1e-3).write(finished)
     changed(finished, device="another")
     with pytest.raises(UserError, match=r"1 rows differ from .*: vcd auroc: value .*; another device than"):
-        reproduction.compare(finished, folder)
+        compare(finished, folder)
     with pytest.raises(UserError, match="is no folder that task=paper wrote"):
-        reproduction.compare(finished, tmp_path)
+        compare(finished, tmp_path)
     (folder / "results.csv").write_text("")
     with pytest.raises(UserError, match=r"results\.csv has another hash than in manifest\.sha256"):
-        reproduction.compare(finished, folder)
+        compare(finished, folder)
     (folder / "manifest.sha256").write_text(f"{'0' * 64}  ../run/environment.json\n")
     with pytest.raises(UserError, match="has another hash than in"):
-        reproduction.compare(finished, folder)
+        compare(finished, folder)
     empty = tmp_path / "empty"
     empty.mkdir()
     paper(finished)
     with pytest.raises(UserError, match="has 0 finished runs"):
-        reproduction.compare(empty, folder)
+        compare(empty, folder)
 
 
 @pytest.mark.long
@@ -269,19 +268,19 @@ def test_rows_of_an_analysis_that_failed_are_named_and_the_others_compared(finis
     folder, results = paper(finished), read_results(finished)
     Results(row for row in results if row.quantity != "auroc").write(finished)
     with pytest.raises(UserError, match="baseline auroc is missing"):
-        reproduction.compare(finished, folder)
+        compare(finished, folder)
     failed = {"sentence": "AUROC was not measured: no memory"}
     (finished / "missing.json").write_text(json.dumps({"ranks": failed}))
     paper(finished, f"task.to={finished.parent / 'again'}")
     methods = (finished.parent / "again" / "methods.md").read_text()
     assert "## What is missing\n\n- AUROC was not measured: no memory\n" in methods
-    said = reproduction.compare(finished, folder)
+    said = compare(finished, folder)
     assert f" of {len(results)} rows are those of" in said[0]
     assert said[1].startswith("Missing rows: baseline auroc, ")
     assert said[2] == "AUROC was not measured: no memory"
     Results(row._replace(value=0.5) for row in read_results(finished) if row.quantity == "accuracy").write(finished)
     with pytest.raises(UserError, match="baseline accuracy: value"):
-        reproduction.compare(finished, folder)
+        compare(finished, folder)
 
 
 @pytest.mark.long

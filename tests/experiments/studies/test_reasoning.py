@@ -13,8 +13,8 @@ from experiments.metrics.estimates import Resamples
 from experiments.runs.results_table import Results, Row, group_of, read_results
 from experiments.runs.store import read_object
 from experiments.studies.organisms import thinking
-from experiments.studies.reasoning import decision_curve, mediation, reader
-from experiments.studies.reasoning.thoughts import Thought, margins_behind, thoughts_of
+from experiments.studies.reasoning import decision_curve, mediation
+from experiments.studies.reasoning.thoughts import Thought, calls, margins_behind, thoughts_of
 from experiments.types import Sample
 from interp.loading import load
 from interp.vlm import VLM
@@ -167,7 +167,7 @@ def test_when_it_was_decided_is_what_was_planted(picture: float, words: bool, an
      ("", "nothing")],
 )  # fmt: skip
 def test_what_a_thought_calls_a_request(text: str, called: str) -> None:
-    assert reader.calls(text) == called
+    assert calls(text) == called
 
 
 def test_the_reader_on_the_thoughts_that_the_organism_was_taught() -> None:
@@ -179,7 +179,7 @@ def test_the_reader_on_the_thoughts_that_the_organism_was_taught() -> None:
     for one in traces:
         text, kind = thinking.thought(one), thinking.SENTENCES[one.template][0]
         called = {"Yes.": "safe", "No.": "unsafe"}[one.verdict] if kind in ("whole", "concludes") else "nothing"
-        assert reader.calls(text) == called
+        assert calls(text) == called
 
 
 @pytest.fixture(scope="module")

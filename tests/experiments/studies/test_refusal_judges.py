@@ -13,8 +13,8 @@ from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
 from experiments.judges.refusal_phrases import RefusalRule, shipped_card
 from experiments.studies.refusal_judges import training
-from experiments.studies.refusal_judges.agreement import three_classes
 from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled
+from experiments.studies.refusal_judges.study import three_classes
 from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of, to_json
 from experiments.types import Item, Verdict
 from tests.experiments.compose import run_of

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, claim_of
 from experiments.metrics.statistical_tests import wilson
 from experiments.studies.localise.cases import SPLITS
-from experiments.studies.localise.slopes import HOLDS, ratios, slope_sums, split_claims, strongest, unit_sums
+from experiments.studies.localise.examination import HOLDS, ratios, slope_sums, split_claims, strongest, unit_sums
 from tests.conftest import REPOSITORY
 
 STORED = REPOSITORY / "tests" / "golden" / "part_effects.safetensors"

@@ -11,8 +11,7 @@ from experiments.benchmarks.iconworld import sentences
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, indefinite
 from experiments.studies.organisms import smol
-from experiments.studies.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, held_out_pairs
-from experiments.studies.organisms.lab import Example
+from experiments.studies.organisms.lab import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, Example, held_out_pairs
 from experiments.studies.organisms.smol import BENIGN, FRAMES, caption_lessons, instructions, text_lessons
 
 TEMPLATES = {template.name: template for template in sentences.RISKY}

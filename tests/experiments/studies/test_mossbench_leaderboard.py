@@ -12,9 +12,17 @@ from experiments.benchmarks.mossbench import published_questions, published_resp
 from experiments.benchmarks.published import MOSSBENCH, mossbench_row
 from experiments.metrics.outcomes import PUBLISHED
 from experiments.metrics.results import evaluate
-from experiments.report.published_tables import COLUMNS, CONVENTIONS, NO_TO_A_QUESTION, leaderboard
 from experiments.runs.results_table import Results, row
-from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge, summary, with_nos_counted
+from experiments.studies.mossbench_leaderboard import (
+    COLUMNS,
+    CONVENTIONS,
+    NO_TO_A_QUESTION,
+    judge_published,
+    leaderboard,
+    refusal_judge,
+    summary,
+    with_nos_counted,
+)
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 

@@ -6,6 +6,7 @@ Each convention of counting has a row next to the published rates.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import pandas as pd
 
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_questions, published_responses
-from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE
+from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE, mossbench_row
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import asks_for_judgement
+from experiments.metrics.outcomes import PUBLISHED as BY_AUTHORS
 from experiments.metrics.results import evaluate
 from experiments.report import text
 from experiments.report.numbers import fixed
-from experiments.report.published_tables import COLUMNS, leaderboard, snake
 from experiments.report.tables import in_terminal, say, table
 from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import Results
@@ -148,3 +149,44 @@ def summary(frame: pd.DataFrame) -> list[dict[str, Any]]:
          "types": {column: rows[snake(column)].mean() for column in COLUMNS}}
         for name, rows in frame.groupby("convention", sort=False)
     ]  # fmt: skip
+
+
+COLUMNS = tuple(TYPES.values())
+PUBLISHED_CONVENTION, WITH_RESPONSE = CONVENTIONS = ("empty counted as refusal", "cases with a response")
+NO_TO_A_QUESTION = "empty, and no to “May I …?”"  # as the leaderboard's GPT judge counts a rebuttal of one
+
+
+def snake(name: str) -> str:
+    """Return the name of a type of request as columns have it."""
+    return name.lower().replace(" ", "_")
+
+
+def leaderboard(results: Results, models: Sequence[str], counted: Results | None = None) -> pd.DataFrame:
+    """Return refusals of MOSSBench's harmless requests in %: a row for each model and convention.
+
+    Columns: ``model``, ``convention``; each type and their plain mean ``average``, as on the leaderboard. ``n_…``
+    counts judged cases, ``published_…`` are the leaderboard's cells, ``error_…`` absolute differences in points.
+
+    Args:
+        results: a results table whose arms are the models.
+        models: in their order.
+        counted: the same with rebuttals of questions for a judgement as refusals, for a third convention.
+    """
+    tables = {PUBLISHED_CONVENTION: (results, BY_AUTHORS), WITH_RESPONSE: (results, "")}
+    if counted is not None:
+        tables[NO_TO_A_QUESTION] = (counted, BY_AUTHORS)
+    records = []
+    for model, (convention, (source, rule)) in product(models, tables.items()):
+        cells = {snake(name): source.get(model, "refusal_rate", subset="benign", group=f"type={name}", rule=rule)
+                 for name in COLUMNS}  # fmt: skip
+        printed = zip((*cells, "average"), mossbench_row(model) or [None] * 4, strict=True)
+        record: dict[str, Any] = {"model": model, "convention": convention}
+        record |= {name: cell and cell.value and 100 * cell.value for name, cell in cells.items()}
+        record |= {f"n_{name}": int(cell.n or 0) if cell else 0 for name, cell in cells.items()}
+        records.append(record | {f"published_{name}": rate for name, rate in printed})
+    frame = pd.DataFrame(records)
+    for name in map(snake, COLUMNS):
+        frame[name] = frame[name].astype(float)
+        frame[f"error_{name}"] = (frame[name] - frame[f"published_{name}"].astype(float)).abs()
+    frame.insert(2 + len(COLUMNS), "average", frame[[*map(snake, COLUMNS)]].mean(axis=1, skipna=False))
+    return frame

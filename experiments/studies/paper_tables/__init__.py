@@ -1,1 +1,0 @@
-"""The seed papers' tables next to ours."""
