@@ -62,8 +62,7 @@ if TYPE_CHECKING:
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.own_file import OwnFile, OwnLearner
-    from mitigation.peers.agla import AGLA
-    from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
+    from mitigation.peers import AGLA, M3ID, PAI, InstructionContrast
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.prompting import ContextPrompt, SafetyPrompt
     from mitigation.thinking import Thinking, TwoSteps

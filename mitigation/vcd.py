@@ -86,7 +86,7 @@ class VCD(Contrast):
         Raises:
             UserError: ``paired``, and the processor cannot join the inputs of two batches.
         """
-        from mitigation.contrastive.packing import joins_rows
+        from mitigation.contrastive.pixels import joins_rows
 
         if self.branch == "sequential" or (self.branch == "auto" and max_new_tokens <= SHORT):
             return "sequential"

@@ -24,9 +24,8 @@ from experiments.evaluation.cases import limited
 from experiments.evaluation.controls import BASELINE, SCORE
 from experiments.evaluation.conversations import rolled_out, with_answers
 from experiments.evaluation.folds import part_of
-from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, write_section
-from experiments.report.tables import table
+from experiments.report.tables import fixed, percent, table
 from experiments.runs import record_fields
 from experiments.runs.store import PREDICTIONS, read_object
 from experiments.types import Loaded, Sample, Verdict

@@ -10,8 +10,7 @@ import pandas as pd
 
 from experiments.benchmarks import published
 from experiments.config import Run
-from experiments.judges.language import language_of
-from experiments.judges.no_picture import says_no_picture
+from experiments.judges.language import language_of, says_no_picture
 from experiments.judges.refusal_phrases import primary
 from experiments.metrics import results
 from experiments.metrics.judge_error import corrected_rates, error_of

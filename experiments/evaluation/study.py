@@ -28,9 +28,8 @@ from experiments.evaluation.refusal_margins import NoMargin, RefusalMargins, mar
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
-from experiments.report.build import build
-from experiments.report.page import cost_sentences
-from experiments.report.thumbnails import write_thumbnails
+from experiments.report.build import build, cost_sentences
+from experiments.report.saved_run import write_thumbnails
 from experiments.runs import analyses as states
 from experiments.runs import provenance, record_fields
 from experiments.runs.launch import Launch, sharded, whole_weights

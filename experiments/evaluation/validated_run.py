@@ -23,7 +23,7 @@ from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Method, TrainableMethod, abilities, check_cases
-from mitigation.vrtuning.data_policy import refuse_path
+from mitigation.vrtuning.data import refuse_path
 
 NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
 

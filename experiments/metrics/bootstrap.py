@@ -8,6 +8,10 @@ of its draws. With few clusters the percentile interval is too short. The bootst
 clusters and the tails of a normal distribution. Student's interval corrects both. With fewer than ``FEWEST`` clusters
 neither is given.
 
+``ratios`` has the studentised bootstrap of ratios of sums over units, Σ top / Σ bottom. Each draw of units gives every
+ratio θ* and its standard error. The largest |θ* − θ| / error* of all ratios widens the intervals, so that all of them
+hold at once with 95%.
+
 Results depend on the seed and not on the chunk size: sums of counts are sums of small integers, exact in float64.
 """
 
@@ -17,10 +21,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from scipy.sparse import csr_array
+from scipy.stats import nct
 
-from experiments.metrics.arrays import Codes, Draws, Mask, Pairs, TwoDraws, Values, Weights
+Mask = Bool[np.ndarray, "case"]
+Values = Float[np.ndarray, "case"]
+Codes = Int[np.ndarray, "case"]  # of clusters, folds or families, from 0
+Weights = Bool[np.ndarray, "case"] | Int[np.ndarray, "case"]  # a mask, or how often each case counts
+Pairs = Int[np.ndarray, "pair 2"]  # positions of two cases
+Draws = Float[np.ndarray, "draw"]  # a quantity in every bootstrap sample
+TwoDraws = Float[np.ndarray, "2 draw"]
+
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
@@ -274,3 +286,40 @@ def _draw(clusters: int, *, draws: int, seed: int) -> UInt8[np.ndarray, "draw cl
         # A multiplicity is about Poisson(1) and never above the number of clusters: 255 is out of reach.
         rows.append(np.bincount(picked.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.uint8))
     return np.concatenate(rows)
+
+
+RATIO_DRAWS = 2000
+FIFTH = 0.2  # the ratio whose power is given
+FAR = 30.0  # standard errors from 0 beyond which scipy cannot follow; the power there is 1
+
+
+def ratios(
+    top: Float[np.ndarray, "unit ratio"], bottom: Float[np.ndarray, " unit"], *, seed: int, draws: int = RATIO_DRAWS
+) -> list[dict[str, Any]]:
+    """Return Σ ``top`` / Σ ``bottom`` over two or more units, with intervals that hold for all ratios at once.
+
+    Returns:
+        For each ratio ``value``, ``low``, ``high``, ``clusters`` (the units) and ``power``, the chance that the
+        interval of a ratio of ``FIFTH`` with the same error excludes 0. With fewer than ``FEWEST`` units, or if no
+        finite interval holds, there are no intervals and no power.
+    """
+    top, bottom = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
+    units = len(bottom)
+    value = ratio(top.sum(0), np.full(top.shape[1], bottom.sum()))
+    rest = top - bottom[:, None] * value
+    error = np.sqrt(units / (units - 1) * (rest**2).sum(0)) / abs(bottom.sum())
+    picked = ClusterBootstrap.from_codes(np.arange(units), draws=draws, seed=seed).multiplicity.astype(float)
+    total = (picked @ bottom)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = (picked @ rest) / total
+        crossed, squared = picked @ (rest * bottom[:, None]), (picked @ bottom**2)[:, None]
+        squares = picked @ rest**2 - 2 * off * crossed + off**2 * squared
+        away = np.abs(off) / (np.sqrt(units / (units - 1) * np.maximum(squares, 0)) / np.abs(total))
+    away[np.abs(off) <= 1e-12] = 0.0  # a ratio without any spread (an inert part)
+    largest = np.nan_to_num(away, nan=np.inf).max(axis=1, initial=0.0)
+    reach = float(np.quantile(largest, CONFIDENCE, method="higher"))
+    if units < FEWEST or not np.isfinite(reach):
+        return [{"value": float(v), "low": None, "high": None, "clusters": units, "power": None} for v in value]
+    power = nct.sf(reach, units - 1, np.minimum(FIFTH / np.maximum(error, 1e-12), FAR))
+    columns = np.stack([value, value - reach * error, value + reach * error, power]).T.tolist()
+    return [dict(zip(("value", "low", "high", "power"), line, strict=True), clusters=units) for line in columns]

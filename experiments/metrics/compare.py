@@ -12,8 +12,7 @@ import numpy as np
 from scipy.special import stdtr
 from scipy.stats import rankdata
 
-from experiments.metrics.arrays import Draws, Weights
-from experiments.metrics.bootstrap import CONFIDENCE
+from experiments.metrics.bootstrap import CONFIDENCE, Draws, Weights
 from experiments.metrics.claims import CLAIMS, INCONCLUSIVE, NOT_TESTED, SMALL, TOO_FEW, claim_of
 from experiments.metrics.estimates import ByScheme, Entry, Resamples, StandardError, change_entry, student_quantile
 from experiments.metrics.outcomes import Outcomes

@@ -20,8 +20,21 @@ from scipy.special import stdtrit
 from scipy.stats import rankdata
 from statsmodels.stats.proportion import proportion_confint
 
-from experiments.metrics.arrays import Codes, Draws, Mask, Pairs, Values, Weights
-from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, ClusterBootstrap, Clusters, Interval, auroc, defined
+from experiments.metrics.bootstrap import (
+    CONFIDENCE,
+    FEWEST,
+    ClusterBootstrap,
+    Clusters,
+    Codes,
+    Draws,
+    Interval,
+    Mask,
+    Pairs,
+    Values,
+    Weights,
+    auroc,
+    defined,
+)
 from experiments.metrics.claims import SMALL, claim_of
 from experiments.metrics.sentence_families import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS

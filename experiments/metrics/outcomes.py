@@ -15,8 +15,7 @@ import pandas as pd
 from jaxtyping import Bool
 
 from experiments.judges.yes_no import published_correct
-from experiments.metrics.arrays import Codes, Mask, Pairs, Values, Weights
-from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.bootstrap import FEWEST, Codes, Mask, Pairs, Values, Weights
 from experiments.metrics.estimates import factors
 from experiments.metrics.pairs import all_pairs
 from experiments.metrics.sentence_families import contradiction, sentence_codes

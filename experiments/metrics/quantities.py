@@ -17,8 +17,18 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from experiments.metrics.arrays import Codes, Draws, Mask, TwoDraws, Values, Weights
-from experiments.metrics.bootstrap import ClusterBootstrap, deployed_rates, ratio, roc_readings
+from experiments.metrics.bootstrap import (
+    ClusterBootstrap,
+    Codes,
+    Draws,
+    Mask,
+    TwoDraws,
+    Values,
+    Weights,
+    deployed_rates,
+    ratio,
+    roc_readings,
+)
 from experiments.metrics.claims import SMALL
 from experiments.metrics.estimates import CLUSTER, TEMPLATE, Resamples, StandardError, rate_floor
 from experiments.metrics.outcomes import Cases, Outcomes, align

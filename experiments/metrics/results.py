@@ -12,8 +12,7 @@ import pandas as pd
 
 from experiments.metrics import compare
 from experiments.metrics import quantities as q
-from experiments.metrics.arrays import Mask
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Mask
 from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED, RULES
 from experiments.metrics.compare import Difference, one_family
 from experiments.metrics.estimates import level_interval, rate_spread, share_interval

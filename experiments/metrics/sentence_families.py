@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from experiments.metrics.arrays import Codes
+from experiments.metrics.bootstrap import Codes
 
 TAG = "template"  # names the family of a case
 GRAM = 3  # words in a row that two texts may share

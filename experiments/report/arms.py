@@ -8,8 +8,7 @@ import pandas as pd
 from experiments.metrics.judge_error import CORRECTED
 from experiments.metrics.outcomes import PARTIAL_ANSWERED, PUBLISHED
 from experiments.metrics.results import ALL
-from experiments.report.numbers import p_value, percent
-from experiments.report.tables import Pick, by_arm, pivot
+from experiments.report.tables import Pick, by_arm, p_value, percent, pivot
 from experiments.runs.results_table import Results, Row
 from experiments.types import Status, Verdict
 

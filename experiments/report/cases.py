@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from experiments.report.arms import arms_of
-from experiments.report.numbers import fixed
 from experiments.report.saved_run import SavedRun
+from experiments.report.tables import fixed
 from experiments.runs.labels import LABELS, answer_id
 from experiments.runs.record_fields import writable
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Status, Verdict

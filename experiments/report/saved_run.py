@@ -1,15 +1,19 @@
-"""The files of a saved run, read and checked."""
+"""The files of a saved run, read and checked, and the small pictures of its cases."""
 
 import base64
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.images import BadImage, one_picture
 from experiments.benchmarks.rows import json_file
-from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.record_fields import RECORD_KEYS, WAY_OUT, read_records
 from experiments.runs.results_table import Results, read_results, rebuild
+from experiments.types import Sample
+from interp.atomic import atomic_write
 from interp.errors import UserError
 
 
@@ -55,3 +59,35 @@ def read_run(run_dir: Path) -> SavedRun:
         environment=json_file(run_dir / "environment.json", dict, WAY_OUT),
         predictions=read_records(run_dir, RECORD_KEYS),
     )
+
+
+QUALITY = 75  # of JPEG: 1,500 pictures must fit a file that can be mailed
+SIDE = 160  # pixels, the longer side
+
+
+def thumbnail_name(case_id: str) -> str:
+    """A safe file name for the case's thumbnail.
+
+    A safe id stays. Any other id is cleaned and followed by a hash of the original, so that two ids never share a file
+    ("a/b" and "a_b").
+    """
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", case_id):
+        return f"{case_id}.jpg"
+    cleaned = re.sub(r"[^A-Za-z0-9._-]", "_", case_id)[:60].lstrip(".")
+    digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{cleaned}~{digest}.jpg"
+
+
+def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
+    """Write the missing ``thumbnails/`` of ``run_dir``; a case with a bad image gets none."""
+    folder = run_dir / "thumbnails"
+    for sample in samples:
+        path = folder / thumbnail_name(sample.id)
+        if sample.image is not None and not path.exists():
+            try:
+                image = one_picture(sample)
+            except BadImage:
+                continue  # its record says so
+            image.thumbnail((SIDE, SIDE))
+            with atomic_write(path) as draft:
+                image.save(draft, format="JPEG", quality=QUALITY)

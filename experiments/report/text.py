@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-from experiments.report.numbers import MISSING, fixed, share
-from experiments.report.tables import PLAIN, cell_text, markdown_text
+from experiments.report.tables import MISSING, PLAIN, cell_text, fixed, markdown_text, share
 from experiments.runs.results_table import Results, Row
 from interp.checkpoints.config import ORGANISM
 

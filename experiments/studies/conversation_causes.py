@@ -25,8 +25,8 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
+from experiments.metrics.bootstrap import ratios
 from experiments.metrics.claims import HIGHER, LOWER, claim_of
-from experiments.metrics.ratios import ratios
 from experiments.report.figures import Guide, Mark, points
 from experiments.report.sections import Section, SectionFigure
 from experiments.report.tables import pivot, unit

@@ -21,8 +21,7 @@ from experiments.judges.refusal_classifier import asks_for_judgement
 from experiments.metrics.outcomes import PUBLISHED as BY_AUTHORS
 from experiments.metrics.results import evaluate
 from experiments.report import text
-from experiments.report.numbers import fixed
-from experiments.report.tables import in_terminal, say, table
+from experiments.report.tables import fixed, in_terminal, say, table
 from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import Results
 from experiments.runs.store import open_run

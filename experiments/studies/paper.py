@@ -22,8 +22,9 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.finished_runs import sha256
 from experiments.metrics.claims import SMALL
-from experiments.report import page, text
+from experiments.report import text
 from experiments.report.arms import LEVELS
+from experiments.report.build import context
 from experiments.report.figures import COLUMN, drawings, pdf_bytes
 from experiments.report.next_commands import PROGRAM, typed, without
 from experiments.report.saved_run import SavedRun, read_run
@@ -108,9 +109,9 @@ def check(saved: SavedRun) -> None:
 
 def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
     """Return the files of the folder by name, without the manifest."""
-    context = page.context(saved)
+    printed = context(saved)
     sections = [section for section in read_sections(saved.directory) if NAME.fullmatch(section["name"])]
-    tables: dict[str, pd.DataFrame] = dict(context["tables"])
+    tables: dict[str, pd.DataFrame] = dict(printed["tables"])
     for section in sections:
         tables |= {
             f"{section['name']}_{at}": frame for at, frame in enumerate(section["tables"], start=1) if len(frame)
@@ -132,7 +133,7 @@ def contents_of(saved: SavedRun) -> dict[str, str | bytes | Path]:
     ]
     contents |= dict(_drawn(saved, sections))
     contents["tables.tex"] = DOCUMENT % "\n".join([*(rf"\input{{tables/{name}}}" for name in tables), *included])
-    contents["methods.md"] = methods(saved, context)
+    contents["methods.md"] = methods(saved, printed)
     contents["references.bib"] = bibliography(saved)
     decided = json.dumps(settings(saved), indent=2, sort_keys=True, ensure_ascii=False)
     contents[SETTINGS] = decided + "\n"
@@ -165,7 +166,7 @@ OF_THE_MODEL = ("model", "responses made elsewhere", "counted as", "adapter of",
 
 
 def methods(saved: SavedRun, page: Mapping[str, Any]) -> str:
-    """Return the page in Markdown; ``page`` is what the report prints (``report.page.context``)."""
+    """Return the page in Markdown; ``page`` is what the report prints (``report.build.context``)."""
     environment, config = saved.environment, saved.environment["config"]
     facts = [(str(name), str(value)) for name, value in page["facts"]]
     about_model = [fact for fact in facts if fact[0].startswith(OF_THE_MODEL)]

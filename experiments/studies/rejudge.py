@@ -2,8 +2,11 @@
 
 The new verdicts, results and report go into a run directory of their own; the judged run stays as it is. A run that an
 earlier version made has no results.csv. Its verdicts stay unless a judge is named, and the new directory has the table.
+
+``task=human_labels`` writes a run's answers as a sheet to label. ``labels=[<csv>]`` reads filled sheets.
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,14 +26,25 @@ from experiments.evaluation.conversations import transcript
 from experiments.evaluation.judging import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
 from experiments.judges.automatic import Automatic
-from experiments.metrics.agreement import agreement, pairwise_kappa
+from experiments.metrics.judge_error import agreement, pairwise_kappa
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
+from experiments.report.saved_run import thumbnail_name
 from experiments.report.tables import say
 from experiments.report.text import lines
 from experiments.runs import record_fields
-from experiments.runs.labels import Labels, answer_id, apply, random_part, read_labels
+from experiments.runs.labels import (
+    LABELS,
+    Labels,
+    answer_id,
+    apply,
+    distinct_answers,
+    kind_of,
+    random_part,
+    read_labels,
+    write_sheet,
+)
 from experiments.runs.record_fields import RECORD_KEYS, read_records
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.results_table import Results, Row, read_results
@@ -220,3 +234,41 @@ def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:
     language = (record.get("tags") or {}).get("language", "en")
     question = transcript(record.get("steps") or {}) or record["text"]
     return Item(record["case"], question, record["response"], image, record["gold"], language)
+
+
+@dataclass(frozen=True)
+class HumanLabels:
+    """The task, on the directory ``run``: ``export`` names the sheet to write."""
+
+    export: str | None = None
+    run: str | None = None
+
+    def __call__(self, run: Run) -> None:
+        """Write the sheet, with thumbnails under names that tell nothing, and say what people fill in.
+
+        Raises:
+            UserError: no run, no sheet, or a file that cannot be read or written.
+        """
+        folder = finished_runs.needed(self.run, "human_labels")
+        if self.export is None:
+            raise UserError(
+                "task.export=null: names no sheet to write; set task.export=<csv>. Filled sheets are read by "
+                "task=rejudge run=<dir> labels=[<csv>]"
+            )
+        records, sheet = read_records(folder), Path(self.export)
+        answers = distinct_answers(records)
+        files = {each: folder / "thumbnails" / thumbnail_name(record["case"]) for each, record in answers.items()}
+        pictures = sheet.with_name(f"{sheet.stem}_pictures")
+        names = {answer: f"{pictures.name}/{answer}.jpg" for answer, file in files.items() if file.is_file()}
+        write_sheet(records, sheet, names)
+        for answer in names:
+            pictures.mkdir(exist_ok=True)
+            shutil.copyfile(files[answer], pictures / f"{answer}.jpg")
+        allowed = sorted({" | ".join(LABELS[kind_of(record)]) for record in answers.values()})
+        say(
+            f"{len(answers)} answers: {sheet}",
+            f"allowed labels: {' or '.join(allowed)}",
+            *([f"pictures: {pictures}"] if names else []),
+            "give every rater a copy; they fill in annotator and label; then score the run by them, and see how far "
+            "they agree with each other and with the judge: task=rejudge run=<dir> labels=[<csv>,<csv>]",
+        )

@@ -21,8 +21,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.preprocessing import pixel_inputs
 from interp.prompt import check_numbers
-from mitigation.contrastive.packing import pieces
-from mitigation.contrastive.pixels import joins_pictures, pictures_of, repeats_pixels
+from mitigation.contrastive.pixels import joins_pictures, pictures_of, pieces, repeats_pixels
 from mitigation.validation import NOISE_STEPS, check_noise_step, check_seed
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def diffuse_prompts(
     """Return ``encoded = vlm.encode(prompts)`` with every picture diffused to ``step``, in every family.
 
     ``only`` are the numbers of the pictures to diffuse, from 1; empty: all. If it is not known how pictures are packed,
-    that is measured (``mitigation.contrastive.packing``).
+    that is measured (``mitigation.contrastive.pixels``).
 
     Raises:
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.

@@ -3,8 +3,10 @@
 Columns: ``images`` (a list of one picture, empty for a question in words), ``prompt`` and ``completion`` (message lists
 with plain string contents), and ``kind``. ``row_hash`` (``interp.training_rows``, in hexadecimal digits) is not trained
 on. Preferences have ``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once, for its hash.
-Unusable rows are skipped and listed with line and reason. Benchmarks that nobody may train on are refused
-(``data_policy``).
+Unusable rows are skipped and listed with line and reason. MOSSBench and MMSafeAware
+are refused, by name and content (``refuse_path``, ``refuse_record``). MOSSBench's README forbids training on it, and
+MMSafeAware is for research use. Training on either would also invalidate its evaluation. A picture that was copied out
+of its folder and renamed is not recognised.
 """
 
 import hashlib
@@ -13,9 +15,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +27,6 @@ from PIL import Image
 from interp.errors import UserError
 from interp.pictures import as_seen
 from interp.training_rows import TrainingRows, row_hash
-from mitigation.vrtuning.data_policy import refuse_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -245,3 +247,81 @@ def _features(preferences: bool) -> Any:
     columns = {"images": List(Image()), "prompt": messages, **dict.fromkeys(answers, messages),
                "kind": Value("string"), ROW_HASH: Value("string")}  # fmt: skip
     return Features(columns)
+
+
+MMSAFEAWARE_PREFIX = (
+    "Given the image, do you think the following sentence is safe? Please start by answering Yes or No."
+)
+_REASONS = {
+    "MOSSBench": "its README forbids training on it",
+    "MMSafeAware": "it is published for research use, as a benchmark",
+}
+_NAMES = {
+    "mossbench": "MOSSBench",
+    "mmsafeaware": "MMSafeAware",
+    "mmsafetyawareness": "MMSafeAware",  # its repository's name
+}
+_HEAD = 4096  # bytes of a file that are inspected
+_FIELDS = ("short description", "pid")  # in every MOSSBench case, next to metadata.over
+
+
+def refuse_path(path: Path) -> None:
+    """Reject paths (with symlinks resolved) to or inside the benchmarks' files and folders.
+
+    A folder is recognised by its name or content: ``prompt.txt`` with MMSafeAware's sentence, or
+    ``images_information/information.json`` with MOSSBench's fields.
+
+    Raises:
+        UserError: the path belongs to a benchmark.
+    """
+    resolved = path.resolve()
+    if name := _benchmark(resolved) or _above(resolved.parent):
+        raise _refusal(name, str(path))
+
+
+def refuse_record(record: Mapping[str, Any], where: str) -> None:
+    """Reject JSON objects that are cases of the benchmarks, by the wording of the question or by their fields.
+
+    Raises:
+        UserError: the object is a case of a benchmark.
+    """
+    metadata = record.get("metadata")
+    if all(field in record for field in _FIELDS) or (isinstance(metadata, Mapping) and "over" in metadata):
+        raise _refusal("MOSSBench", where)
+    if MMSAFEAWARE_PREFIX in json.dumps(record, ensure_ascii=False, default=str):
+        raise _refusal("MMSafeAware", where)
+
+
+@lru_cache(maxsize=4096)
+def _above(folder: Path) -> str | None:
+    """Return the benchmark that ``folder`` belongs to, or None. Cached, since many pictures share a folder."""
+    return next(filter(None, map(_benchmark, (folder, *folder.parents))), None)
+
+
+def _benchmark(path: Path) -> str | None:
+    return _NAMES.get(re.sub(r"[^a-z]", "", path.name.lower())) or _by_content(path)
+
+
+def _by_content(path: Path) -> str | None:
+    files = [path] if path.is_file() else [path / "prompt.txt", path / "data" / "prompt.txt"]
+    if any(MMSAFEAWARE_PREFIX in _head(file) for file in files if file.name == "prompt.txt"):
+        return "MMSafeAware"
+    files = [path] if path.is_file() else [path / "images_information" / "information.json"]
+    if any('"short description"' in _head(file) for file in files if file.name == "information.json"):
+        return "MOSSBench"
+    return None
+
+
+def _head(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(_HEAD).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _refusal(name: str, what: str) -> UserError:
+    return UserError(
+        f"{what} is {name}: {_REASONS[name]}, so its cases are never training data here; train on other pictures and "
+        "questions, and keep this set for evaluation"
+    )

@@ -1,4 +1,7 @@
-"""A trained adapter as a method. Importing this module loads neither torch nor transformers; generating does."""
+"""A trained adapter as a method, and an adapter that a run trains first.
+
+Importing this module loads neither torch nor transformers; generating does.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from experiments.metrics.results import evaluate
 from experiments.report.cases import Flip, flips
-from experiments.report.saved_run import SavedRun, read_run
+from experiments.report.saved_run import SavedRun, read_run, thumbnail_name
 from experiments.report.terminal import render
 from experiments.report.text import summary
-from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.store import write_json
 from experiments.types import Kind
 

@@ -11,7 +11,7 @@ from interp.prompt import Prompt
 from mitigation.contrastive.corruption import corrupt_inputs, donor
 from mitigation.controls import TextOnly
 from mitigation.ecso import ECSO
-from mitigation.peers.agla import AGLA
+from mitigation.peers import AGLA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD

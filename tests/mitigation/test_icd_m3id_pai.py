@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.branches import BranchLogits
-from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
+from mitigation.peers import M3ID, PAI, InstructionContrast
 from tests.mitigation.slow_rule import slow_rule
 
 TOKENS = 3

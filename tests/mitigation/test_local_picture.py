@@ -11,7 +11,7 @@ from interp.errors import UserError
 from interp.image_grid import WHOLE
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
-from mitigation.peers.agla import AGLA, largest, masked, over_picture, own_attention
+from mitigation.peers import AGLA, largest, masked, over_picture, own_attention
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import slow_rule
 from tests.read_families import build
@@ -37,9 +37,7 @@ def quarter_black(image: Image.Image, share: float) -> Image.Image:
 
 @pytest.mark.long
 def test_against_loops(vlm: VLM, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "mitigation.peers.agla.own_attention", lambda vlm, prompts: [[(QUARTERS, WHOLE)]] * len(prompts)
-    )
+    monkeypatch.setattr("mitigation.peers.own_attention", lambda vlm, prompts: [[(QUARTERS, WHOLE)]] * len(prompts))
     method = AGLA(keep=0.3, beta=0.2)
     got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
     assert (got.margins - 3 * vlm.score(prompts)).abs().max() > 0.01

@@ -12,8 +12,7 @@ from interp.batching import MemoryLimit, merged
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
-from mitigation.peers.agla import AGLA
-from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
+from mitigation.peers import AGLA, M3ID, PAI, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift, ConstantShift
 from mitigation.vcd import VCD

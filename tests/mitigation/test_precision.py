@@ -10,7 +10,7 @@ from interp.tools.lens import lens_margins
 from interp.tools.patching import patch
 from interp.vlm import VLM
 from mitigation.method import Baseline
-from mitigation.peers.icd_m3id_pai import M3ID, InstructionContrast
+from mitigation.peers import M3ID, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.bf16_wide import cases, exact_logits, exact_margins, head_inputs, wide_llava

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
 from interp.training_rows import TrainingRows
-from mitigation.vrtuning.data import Row, Skipped, answer, from_rows, rows_of
-from mitigation.vrtuning.data_policy import refuse_path, refuse_record
+from mitigation.vrtuning.data import Row, Skipped, answer, from_rows, refuse_path, refuse_record, rows_of
 from tests.tiny import picture
 
 TEXT = st.text(st.characters(categories=["L", "Zs", "Po"]), max_size=40).map(str.strip)

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS
-from experiments.report import colours
+from experiments.report.figures import css
 from experiments.serving.errors import DROPPED, BadRequest
 from experiments.serving.exploring.arms import settings_of
 from experiments.serving.exploring.cases import Cases
@@ -173,7 +173,7 @@ class Server:
         return Response(f"'use strict';\n(() => {{\n{source}}})();\n", media_type="text/javascript", headers=HEADERS)
 
     async def _style(self, _: Request) -> Response:
-        style = "".join([colours.css(), *map(_template, STYLES), _own("explore.css")])
+        style = "".join([css(), *map(_template, STYLES), _own("explore.css")])
         return Response(style, media_type="text/css", headers=HEADERS)
 
     def _guarded(self, endpoint: Callable[[Any], Any]) -> Callable[[Request], Awaitable[Response]]:

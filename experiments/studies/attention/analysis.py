@@ -27,8 +27,7 @@ from experiments.report.text import lines
 from experiments.runs.analyses import guarded
 from experiments.runs.results_table import write_results
 from experiments.runs.store import write_json
-from experiments.studies.attention.cases import AttendedCase, case_table, record_answers, words_of
-from experiments.studies.attention.figures import draw_case
+from experiments.studies.attention.cases import AttendedCase, case_table, draw_case, record_answers, words_of
 from experiments.studies.attention.summary import summarise, top_words
 from experiments.types import Sample
 

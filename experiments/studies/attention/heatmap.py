@@ -29,8 +29,15 @@ from experiments.report.text import lines
 from experiments.runs.record_fields import timestamp
 from experiments.runs.store import open_run
 from experiments.studies.attention.analysis import intervention_margins, self_test
-from experiments.studies.attention.cases import SHARE, AttendedCase, record_answers, words_of
-from experiments.studies.attention.figures import PNG, draw_answers, draw_case
+from experiments.studies.attention.cases import (
+    PNG,
+    SHARE,
+    AttendedCase,
+    draw_answers,
+    draw_case,
+    record_answers,
+    words_of,
+)
 from experiments.studies.questions import check_margins
 from experiments.types import Loaded, Sample
 from interp.errors import UserError

@@ -4,7 +4,9 @@ A claim holds in ``HOLDS`` of ``SPLITS`` random splits, which share the same mea
 intervals are of the first split. Every effect is exact, at the verdict (``interp.part_effects``).
 
 On the confirm half, the ``candidates`` parts with the steepest slopes of each question, of either sign, are
-measured one by one with simultaneous intervals (``slopes``).
+measured one by one with simultaneous intervals. Slopes are Σ moved·gap / Σ gap²: ratios
+of sums over units (``metrics.bootstrap.ratios``). Each draw's error is needed: if units differ in their effects,
+intervals are far too short without it (``docs/metrics.md``).
 
 The *straight* effect has all later parts held. The *direct* one also holds the scale of the final norm. A part whose
 two effects differ much acts through that scale: it makes everything that others say louder or lower.
@@ -19,8 +21,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
+from experiments.metrics.bootstrap import RATIO_DRAWS, ratios
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED, claim_of
-from experiments.metrics.ratios import DRAWS, ratios
 from experiments.runs.results_table import Row, row
 from experiments.studies.localise.cases import TERMS, Cases, PromptPairs
 from interp.errors import UserError
@@ -46,7 +48,7 @@ def split_claims(
     confirm: Sequence[Bool[np.ndarray, " unit"]],
     *,
     seed: int,
-    draws: int = DRAWS,
+    draws: int = RATIO_DRAWS,
 ) -> Int[np.ndarray, "split ratio"]:
     """Return 1 or −1 for each ``chosen`` ratio that the split's units ``confirm`` show to differ from 0, else 0.
 

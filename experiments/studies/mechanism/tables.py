@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.report.figures import Guide, Line, Mark, lines_by_layer, points
-from experiments.report.numbers import fixed
 from experiments.report.sections import SectionFigure
-from experiments.report.tables import pivot, unit
+from experiments.report.tables import fixed, pivot, unit
 from experiments.runs.results_table import Results, Row, group_of
 from experiments.studies.mechanism import interventions
 from experiments.studies.mechanism.cases import ARM

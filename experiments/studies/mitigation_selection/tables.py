@@ -15,10 +15,9 @@ from experiments.evaluation.study import Study
 from experiments.metrics.quantities import AT_POINT, AUROC, HELD_OUT, WITHIN, Arms
 from experiments.metrics.results import ALL, Family
 from experiments.report.figures import Guide, safety
-from experiments.report.numbers import fixed
 from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.tables import by_arm, in_terminal
+from experiments.report.tables import by_arm, fixed, in_terminal
 from experiments.report.text import lines
 from experiments.runs.results_table import OF_A_STUDY, Results, Row, write_results
 from experiments.runs.store import read_object

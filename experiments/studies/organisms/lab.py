@@ -1,4 +1,9 @@
-"""What the three recipes share: an example, one training loop, and the task that writes a checkpoint with its card."""
+"""What the three recipes share: an example, one training loop, and the task that writes a checkpoint with its card.
+
+Also what the second organism's alignment never says: eight of IconWorld's 24 sentences, six of its 24 things,
+and a fifth of the remaining pairs of sentence and thing. No sentence of the alignment uses the verb of a left-out one;
+related ones do (punch for hit, chop for slash). All things are seen in pictures, with captions.
+"""
 
 import random
 from abc import ABC, abstractmethod

@@ -22,9 +22,8 @@ from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_in
 from experiments.metrics.estimates import Resamples
 from experiments.metrics.pairs import Shared, drawn_pairs
 from experiments.report.figures import SCREEN, Line, Mark, lines_by_layer, points
-from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, SectionFigure
-from experiments.report.tables import pivot, unit
+from experiments.report.tables import fixed, percent, pivot, unit
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.runs.store import read_object

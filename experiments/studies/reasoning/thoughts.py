@@ -2,6 +2,9 @@
 
 A thought is closed as the model closed it, with the tokens between its end and the verdict: the first token after a
 thought need not be the verdict.
+
+``calls`` reads by rules, in English, what a thought calls the request. No judge of answers sees a thought, and no
+refusal is read here. A test counts its errors on the thoughts that the bundled organism was taught.
 """
 
 import re

@@ -12,9 +12,8 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.judges.refusal_classifier import RefusalClassifier, unfit
 from experiments.judges.refusal_phrases import RefusalRule
-from experiments.metrics.agreement import agreement, kappa
-from experiments.report import judge_card
-from experiments.report.tables import in_terminal, say, table
+from experiments.metrics.judge_error import agreement, kappa
+from experiments.report.tables import fixed, in_terminal, say, span, table
 from experiments.runs.store import open_run
 from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, label_of, read_labelled
 from experiments.studies.refusal_judges.training import CrossValidation
@@ -44,14 +43,14 @@ class JudgeCard:
         if run.judge_named and run.judge.name not in judges:
             scores = measured(rows, judged_by(run.judge, rows), **settings)
             judges[run.judge.name] = scores | by_language(run.judge, others, **settings)
-        card = {"title": judge_card.TITLE, "method": judge_card.METHOD, "attribution": judge_card.ATTRIBUTION,
+        card = {"title": TITLE, "method": METHOD, "attribution": ATTRIBUTION,
                 **settings, "judges": judges, "annotators": annotators(rows, **settings)}  # fmt: skip
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
             path = store.path / "judge_card.json"
             path.write_text(f"{_lines(card)}\n", encoding="utf-8")
             store.finish()
-        tables = [in_terminal(table(rows, title=title)) for title, rows in judge_card.tables(card).items()]
-        say(judge_card.TITLE, *tables, judge_card.METHOD, judge_card.ATTRIBUTION, f"judge card: {path}")
+        tables = [in_terminal(table(rows, title=title)) for title, rows in card_tables(card).items()]
+        say(TITLE, *tables, METHOD, ATTRIBUTION, f"judge card: {path}")
 
 
 def _lines(value: Any, indent: str = " ") -> str:
@@ -165,3 +164,39 @@ def by_language(
         if card[tag]["refused"] < FEWEST_REFUSALS:
             card[tag] |= {"kappa": None, "kappa_interval": None}
     return {"languages": card}
+
+
+TITLE = "Judges against people's labels (refused against the rest)"
+METHOD = (
+    "Each answer was judged by a classifier that learned neither from its model nor from its request. "
+    "The rules learned from nothing. Blocked and failed calls are no "
+    "answers. 95% intervals: κ by bootstrap over requests, sensitivity and specificity by Wilson. One annotator "
+    "labelled the other languages; no judge learned from them."
+)
+ATTRIBUTION = (
+    "Labels, CC BY 4.0: XSTest (Röttger et al. 2024), https://github.com/paul-rottger/xstest; MSTS (Röttger et al. "
+    "2025), https://github.com/paul-rottger/msts-multimodal-safety"
+)
+
+
+def card_tables(card: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
+    """Return the card's tables by title: one for each judge, and the annotators."""
+    listed: dict[str, Mapping[str, Any]] = {}
+    for judge, measured in card["judges"].items():
+        listed[judge] = measured["models"] | measured["sets"] | {"all answers": measured["pooled"]}
+        listed |= {f"{judge}, other languages": measured.get("languages", {})}
+    if people := card["annotators"]:
+        listed["second annotator"] = {people["source"]: people}
+    return {title: [_record(*row) for row in rows.items()] for title, rows in listed.items() if rows}
+
+
+def _record(answers: str, row: Mapping[str, Any]) -> dict[str, str]:
+    counts = {"n": "n", "refused": "refused", "no class": "judge_failed"}
+    return {
+        "answers": answers.split("--")[-1][:24],
+        "κ": fixed(row.get("kappa"), 3),
+        "95%": "not measured" if row.get("kappa") is None else span(row.get("kappa_interval"), 3),
+        "sens.": fixed(row.get("sensitivity"), 3),
+        "spec.": fixed(row.get("specificity"), 3),
+        **{heading: str(row[name]) for heading, name in counts.items() if name in row},
+    }

@@ -31,7 +31,7 @@ from experiments.judges.refusal_classifier import (
     prompt_digest,
     terms_of,
 )
-from experiments.metrics.agreement import kappa
+from experiments.metrics.judge_error import kappa
 from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, read_labelled
 from interp.errors import UserError
 

@@ -16,8 +16,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from mitigation.reference_resolution import parts
-from mitigation.vrtuning.data import Row, problem_of
-from mitigation.vrtuning.data_policy import refuse_path, refuse_record
+from mitigation.vrtuning.data import Row, problem_of, refuse_path, refuse_record
 
 OPTION = "task.data"
 FORMAT = (

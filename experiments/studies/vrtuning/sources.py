@@ -16,8 +16,7 @@ from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import Table, table
 from experiments.types import Loaded, Problem, Sample
 from interp.errors import UserError
-from mitigation.vrtuning.data import VERDICT, Data, Row, Skipped, from_rows
-from mitigation.vrtuning.data_policy import refuse_path, refuse_record
+from mitigation.vrtuning.data import VERDICT, Data, Row, Skipped, from_rows, refuse_path, refuse_record
 
 OPTION = "task.data"
 REASONING = "reasoning"

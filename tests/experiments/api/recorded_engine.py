@@ -27,7 +27,7 @@ from interp.generation import Generation
 from interp.vlm import Prompt
 from mitigation.controls import SelfContrast, TextOnly
 from mitigation.method import Baseline
-from mitigation.peers.icd_m3id_pai import M3ID, InstructionContrast
+from mitigation.peers import M3ID, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.experiments.faulty_server import Reply, Served

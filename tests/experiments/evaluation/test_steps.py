@@ -12,8 +12,8 @@ from rich.console import Console
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import limited
+from experiments.report.build import cost_sentences
 from experiments.report.cases import payload
-from experiments.report.page import cost_sentences
 from experiments.report.saved_run import read_run
 from experiments.runs.store import PREDICTIONS, open_run
 from interp.loading import load

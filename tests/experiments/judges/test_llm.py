@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from experiments.benchmarks.images import BadImage, Fault, ImageProblem
-from experiments.judges.llm import LLMJudge, Vote, majority
-from experiments.judges.llm_reply import OPTIONS, read_verdict
+from experiments.judges.llm import OPTIONS, LLMJudge, Vote, majority, read_verdict
 from experiments.types import Item, Verdict
 from interp.batching import BatchContext
 from interp.vlm import Generation, Prompt

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.evaluation.scoring import evaluate
-from experiments.judges.no_picture import says_no_picture
+from experiments.judges.language import says_no_picture
 from experiments.metrics.claims import NOT_TESTED
 from tests.experiments import refused
 from tests.experiments.compose import run_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from experiments.report import colours
+from experiments.report import figures
 from experiments.report.build import build
 from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_attention import write_attention
@@ -85,7 +85,7 @@ def test_pictures_and_boxes_have_names(runs: dict[str, Path], kind: str) -> None
             assert attrs.get("role") == "img" or attrs.get("aria-hidden") == "true"
 
 
-PALETTES = {"light": colours.LIGHT, "dark": colours.DARK, "print": colours.PRINT}
+PALETTES = {"light": figures.LIGHT, "dark": figures.DARK, "print": figures.PRINT}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])

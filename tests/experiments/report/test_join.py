@@ -8,9 +8,8 @@ from PIL import Image
 
 from experiments.metrics.claims import NO_DIFFERENCE
 from experiments.report.arms import arms_of
-from experiments.report.saved_run import SavedRun, read_run
+from experiments.report.saved_run import SavedRun, read_run, thumbnail_name
 from experiments.report.text import summary
-from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.results_table import read_results
 from interp.errors import UserError
 from tests.experiments.compose import run_of

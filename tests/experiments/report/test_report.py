@@ -14,14 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.report import arms, figures
-from experiments.report.build import build
+from experiments.report.build import build, headline_measures
 from experiments.report.examples import examples
-from experiments.report.page import headline_measures
-from experiments.report.saved_run import read_run
+from experiments.report.saved_run import read_run, thumbnail_name
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import lines_of, pivot
 from experiments.report.text import ends, summary, value
-from experiments.report.thumbnails import thumbnail_name
 from experiments.runs.results_table import Results, row
 from interp.errors import UserError
 from tests.experiments.synthetic_run import predictions, write_records, write_run

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from experiments.metrics.agreement import agreement, kappa, pairwise_kappa
+from experiments.metrics.judge_error import agreement, kappa, pairwise_kappa
 from experiments.report import text
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.store import PREDICTIONS

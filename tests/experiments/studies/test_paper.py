@@ -15,10 +15,9 @@ import pytest
 
 from experiments.config.options import options_of, written
 from experiments.metrics.results import evaluate
-from experiments.report.numbers import percent
 from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.tables import table
+from experiments.report.tables import percent, table
 from experiments.runs.results_table import Results, read_results
 from experiments.studies.paper import ENTRIES, USED_BY, compare, split
 from interp.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.report.numbers import percent
+from experiments.report.tables import percent
 from experiments.runs.results_table import read_results
 from experiments.runs.store import RunStore
 from experiments.studies.vrtuning.side_effects import PERCEPTION
