@@ -10,7 +10,7 @@ Methods
     Verbalise                    puts the picture into words, the words into the request, and judges that
     ECSO                         answers, checks the answer for harm, and answers again from a description
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI, AGLA published baselines at their published settings
+    InstructionContrast, M3ID, PAI published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
     Thinking, TwoSteps   a thought switched off, bounded or begun; thought and answer by two methods
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.own_file import OwnFile, OwnLearner
-    from mitigation.peers import AGLA, M3ID, PAI, InstructionContrast
+    from mitigation.peers import M3ID, PAI, InstructionContrast
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.prompting import ContextPrompt, SafetyPrompt
     from mitigation.thinking import Thinking, TwoSteps

@@ -7,7 +7,6 @@ from typing import Any
 
 import mitigation
 from mitigation import (
-    AGLA,
     ECSO,
     M3ID,
     PAI,
@@ -55,7 +54,6 @@ METHODS: dict[str, Any] = {
     "icd": InstructionContrast(),
     "m3id": M3ID(),
     "pai": PAI(first_layer=0),
-    "agla": AGLA(keep=0.5),
     "verbalise": Verbalise(description_tokens=3),
     "verbalise_with_picture": Verbalise(picture=True, description_tokens=3),
     "ecso": ECSO(description_tokens=3),

@@ -9,7 +9,6 @@ import pytest
 
 from interp.vlm import VLM, Prompt
 from mitigation import (
-    AGLA,
     M3ID,
     PAI,
     VCD,
@@ -45,7 +44,6 @@ CASES: dict[str, tuple[Any, Formula]] = {
     "icd": (InstructionContrast(disturbance="consider the dog"), contrast(1.0, "disturbed")),
     "m3id": (M3ID(forgetting=0.5, threshold=1.0), contrast(WEIGHT, "no_picture")),
     "pai": (PAI(gamma=3.0, first_layer=0), contrast(2.0, "no_picture")),
-    "agla": (AGLA(keep=0.5), lambda margins: margins["clean"] + 2 * margins["matching_parts"]),
     "sampled": (Sampled(VCD(alpha=3.0)), contrast(3.0, "second_picture")),
     "shifted": (Shifted(TextOnly(alpha=2.0), 0.5), lambda margins: contrast(2.0, "no_picture")(margins) + 0.5),
     "steered": (AttentionSteering(1.0, method=VCD(alpha=3.0)), contrast(3.0, "second_picture")),

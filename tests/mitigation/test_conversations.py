@@ -11,12 +11,11 @@ from interp.prompt import Prompt
 from mitigation.contrastive.corruption import corrupt_inputs, donor
 from mitigation.controls import TextOnly
 from mitigation.ecso import ECSO
-from mitigation.peers import AGLA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD
 from mitigation.verbalise import Verbalise
-from tests.interp.test_conversations import BATCH, CONVERSATION, FIRST, SECOND, SIZES, model
+from tests.interp.test_conversations import BATCH, CONVERSATION, FIRST, SECOND, model
 
 FAMILIES = ("llava", "qwen2_5_vl", "idefics3", "internvl", "mllama")
 
@@ -105,17 +104,6 @@ def test_pictures_are_left_out_or_replaced_by_their_numbers():
     pictures = iter([donor("conversation", 0), donor("conversation\npicture 2", 0)])
     expected = CONVERSATION.with_images(lambda image: next(pictures).resize(image.size))
     assert torch.equal(swapped[0]["pixel_values"], vlm.encode([expected])["pixel_values"])
-
-
-def test_agla_keeps_the_share_of_each_picture():
-    vlm = model("llava")
-    seen = []
-    vlm.on_encode.append(lambda prompts, encoded: seen.extend(prompts))
-    AGLA(keep=0.5).branches(vlm, [CONVERSATION], {})
-    for image, size in zip(seen[-1].images, SIZES, strict=False):
-        black = sum(pixel == (0, 0, 0) for pixel in image.getdata()) / (size[0] * size[1])
-        assert image.size == size
-        assert black == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -12,7 +12,7 @@ from interp.batching import MemoryLimit, merged
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
-from mitigation.peers import AGLA, M3ID, PAI, InstructionContrast
+from mitigation.peers import M3ID, PAI, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift, ConstantShift
 from mitigation.vcd import VCD
@@ -34,7 +34,6 @@ METHODS = [
     TextOnly(),
     PriorCorrection(0.7),
     PAI(first_layer=0),
-    AGLA(),
     InstructionContrast(),
     M3ID(),
 ]
@@ -84,7 +83,7 @@ def test_self_checks_are_the_baseline(vlm: VLM) -> None:
         assert same.token_ids == plain.token_ids
         torch.testing.assert_close(same.margins, plain.margins, atol=1e-4, rtol=0)
     for nothing in (
-        *(VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0), AGLA(alpha=0.0)),
+        *(VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0)),
         *(InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1)),
     ):
         got = nothing.generate(vlm, PROMPTS, max_new_tokens=4)  # type: ignore[attr-defined]

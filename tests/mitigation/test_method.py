@@ -29,8 +29,7 @@ def test_the_baseline_is_the_models_own_answer(vlm: VLM, prompts: list[Prompt]) 
 @pytest.mark.parametrize("family", ["llava", *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_WAYS)])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_batch_is_answered_as_one_by_one(family: str, name: str) -> None:
-    close = 2e-2 if name == "agla" else 1e-3  # a pixel at the edge of AGLA's mask may fall either way
-    answers_as_one_by_one(family, METHODS[name], atol=close, rtol=close)
+    answers_as_one_by_one(family, METHODS[name], atol=1e-3, rtol=1e-3)
 
 
 def test_no_public_method_is_missing_among_those_that_the_tests_go_over() -> None:
