@@ -114,15 +114,7 @@ class LLMJudge:
         from interp.vlm import Prompt  # torch
 
         image = item.image() if self.looks and item.image is not None else None
-        return Prompt(self.question(item, image=image is not None), image, key=item.case)
-
-    def question(self, item: Item, *, image: bool) -> str:
-        """Return what is asked about an item; ``image`` says whether its picture is attached."""
-        return question(item, image=image)
-
-    def read(self, answer: str) -> Judgement:
-        """Return the verdict in a judge's answer; JUDGE_FAILED without one."""
-        return read_verdict(answer)
+        return Prompt(question(item, image=image is not None), image, key=item.case)
 
     def _vote(self, role: str, generation: Any, row: int) -> Vote:
         status = Status.ANSWERED if generation.statuses is None else Status(generation.statuses[row])
@@ -130,7 +122,7 @@ class LLMJudge:
             because = generation.reasons[row] if generation.reasons else ""
             return Vote(role, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
         text = generation.texts[row] or ""
-        judgement = self.read(text)
+        judgement = read_verdict(text)
         raw = text[:RAW_KEPT] if judgement.verdict is Verdict.JUDGE_FAILED else ""
         return Vote(role, judgement.verdict, judgement.explanation, raw)
 

@@ -276,11 +276,9 @@ def settings(saved: SavedRun) -> dict[str, Any]:
 def compare(made: Path, folder: Path) -> list[str]:
     """Return sentences on the run in or below ``made``, compared with the numbers in a paper's ``folder``.
 
-    If an analysis of the run failed, its rows are missing: the others are compared, and a sentence names these.
-
     Raises:
-        UserError: ``folder`` is not a paper's folder, or was changed. There is no run in ``made``. A row differs. A row
-            is missing although every analysis of the run was done.
+        UserError: ``folder`` is not a paper's folder, or was changed. There is no run in ``made``. A row differs or is
+            missing; the sentence also says which analysis of the run failed.
     """
     _check_unchanged(folder)
     expected, other = read_results(folder), read_object(folder / SETTINGS)
@@ -289,22 +287,17 @@ def compare(made: Path, folder: Path) -> list[str]:
     ours = settings(SavedRun(run, results, {}, environment, []))
     unlike = [key for key in IDENTITY if ours[key] != other.get(key)]
     notes = [f"another {', '.join(unlike)} than the paper's ({SETTINGS})"] if unlike else []
+    notes += analyses.missing(run)
     there = {row[KEY] for row in results}
     absent = [_name(row) for row in expected if row[KEY] not in there]
-    excused = absent and analyses.missing(run)
-    differing = [*differences(expected, results), *([] if excused else [f"{name} is missing" for name in absent])]
+    differing = [*differences(expected, results), *(f"{name} is missing" for name in absent)]
     if differing:
         more = f" and {len(differing) - MOST} more" if len(differing) > MOST else ""
         raise UserError(
             f"{run}: {len(differing)} rows differ from {folder / FILE}: "
             f"{'; '.join([*differing[:MOST], *notes])}{more}; repeat it with the same code, model and cases"
-        
-                        )  # fmt: skip
-    number = len(expected) - len(absent)
-    lines = [f"{run / FILE}: {number} of {len(expected)} rows are those of {folder}, to {TOLERANCE:g}"]
-    if excused:
-        lines += [f"Missing rows: {', '.join(absent[:MOST])}{' …' if len(absent) > MOST else ''}.", *excused]
-    return [*lines, *notes]
+        )
+    return [f"{run / FILE}: all {len(expected)} rows are those of {folder}, to {TOLERANCE:g}", *notes]
 
 
 def _check_unchanged(folder: Path) -> None:

@@ -71,7 +71,7 @@ OBJECTS = {  # options whose defaults YAML cannot hold: the class sets them
     "experiments.studies.localise.study.Localise": {"questions"},
     "experiments.studies.mossbench_leaderboard.MOSSBenchLeaderboard": {"judge"},
     "experiments.studies.vrtuning.safety_rows.WrittenSafety": {"ask"},
-    "mitigation.vrtuning.method.Settings": {"targets"},
+    "mitigation.vrtuning.settings.Settings": {"targets"},
 }
 
 

@@ -76,14 +76,6 @@ def test_an_error_of_ours_is_no_mistake_of_theirs() -> None:
 
 
 @pytest.mark.long
-def test_one_sentence_and_exit_code_2() -> None:
-    command = [sys.executable, "-m", "experiments.run", "task=vrtuning", "task.steps=3"]
-    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert answer.returncode == 2
-    assert answer.stderr == "error: task.steps=3: there is no task.steps; did you mean task.settings.steps=3?\n"
-
-
-@pytest.mark.long
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
     code = (
         "import signal, sys, os\n"

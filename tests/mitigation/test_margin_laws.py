@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import SuppressTokensLogitsProcessor
 
 from interp.batching import MemoryLimit, merged
+from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
@@ -111,3 +113,20 @@ def test_a_bias_that_matches_the_baselines_own_share_gives_its_verdicts(margins:
     if len(values):
         moved = values + YesBias().fit(values, float((values > 0).mean())).shift
         assert np.array_equal(moved > 0, values > 0)
+
+
+def test_what_cannot_be_shifted_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    class Loop:
+        def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+            return plain
+
+    class Masked:
+        def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+            masking = SuppressTokensLogitsProcessor(vlm.answer_ids.yes)
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[masking])
+
+    plain = Baseline().generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="its own decoding loop"):
+        Shifted(Loop(), 1.0).generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="without a margin to shift"):
+        Shifted(Masked(), 1.0).generate(vlm, prompts, max_new_tokens=1)

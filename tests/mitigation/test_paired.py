@@ -14,7 +14,6 @@ from transformers import (
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.formulas import contrast, cut
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, generate_paired, pair_inputs
 from mitigation.processors import CaseSampler
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
@@ -159,18 +158,3 @@ def test_tiles_and_prompts_of_other_lengths_are_filled_up() -> None:
     both = pair_inputs(whole.vlm.model, clean, worse)
     alone = [whole.vlm.model(**half).logits[0, -1] for half in short]
     torch.testing.assert_close(whole.vlm.model(**both).logits[:, -1], torch.stack(alone), atol=1e-2, rtol=1e-3)
-
-
-def test_first_scores_are_those_of_the_last_call(vlm: VLM) -> None:
-    ids, scores = torch.zeros(8, 3, dtype=torch.long), torch.randn(2, 4, 9)
-    one = pairing(vlm, ids)
-    with pytest.raises(UserError, match="no scores yet"):
-        _ = one.first_scores
-    one(ids, scores.flatten(0, 1))
-    one(torch.zeros(8, 4, dtype=torch.long), torch.randn(8, 9))
-    torch.testing.assert_close(one.first_scores, contrast(*scores, alpha=1.0))
-    again = one(ids, -scores.flatten(0, 1))  # another call of generate starts clean
-    torch.testing.assert_close(one.first_scores, contrast(*-scores, alpha=1.0))
-    torch.testing.assert_close(again[:4], cut(contrast(*-scores, alpha=1.0), -scores[0], beta=0.1))
-    with pytest.raises(UserError, match="other prompts"):
-        one(torch.zeros(8, 9, dtype=torch.long), scores.flatten(0, 1))

@@ -67,18 +67,6 @@ def test_several_sequences_a_prompt_are_refused(vlm: VLM, inputs: Any, noised: A
         generate(vlm, inputs, contrasting(vlm, noised), **option)
 
 
-def test_right_padding_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    vlm.processor.tokenizer.padding_side = "right"
-    inputs = vlm.processor(
-        text=[vlm.render(p) for p in prompts],
-        images=[[p.image] for p in prompts],
-        return_tensors="pt",
-        padding=True,
-    )
-    with pytest.raises(UserError, match=r"padded on the right.*padding_side='left'"):
-        contrasting(vlm, inputs)
-
-
 def test_prompts_without_image_are_refused(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
     blind = vlm.encode([Prompt(p.text) for p in prompts])
     with pytest.raises(UserError, match="no pixel_values"):

@@ -18,7 +18,7 @@ from mitigation.method import Baseline
 from mitigation.steps import shared_steps
 from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Sampled, Shifted
-from tests.mitigation.family_laws import answers_as_one_by_one, family
+from tests.mitigation.family_laws import family
 
 TOKENS = 8
 
@@ -64,11 +64,6 @@ def test_a_batch_is_answered_as_one_by_one(organism: VLM, asked: list[Prompt], r
         assert alone.token_ids == [batch.token_ids[row]]
         assert alone.steps == [batch.steps[row]]  # type: ignore[index]
         torch.testing.assert_close(alone.margins[0], batch.margins[row], atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "idefics"])
-def test_a_family_answers_a_batch_as_one_by_one(name: str) -> None:
-    answers_as_one_by_one(name, Verbalise(description_tokens=4))
 
 
 def test_the_steps_are_noted(organism: VLM, asked: list[Prompt]) -> None:

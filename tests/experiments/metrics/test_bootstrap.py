@@ -90,13 +90,6 @@ def test_auroc_counts_pairs_with_ties_as_half(cases: list[tuple[float, bool]]) -
     assert found is None or found == pytest.approx(slow)
 
 
-@UNTIMED
-@given(CASES, st.integers(-8, 8))
-def test_auroc_does_not_move_with_a_constant(cases: list[tuple[float, bool]], constant: int) -> None:
-    score, positive = np.array([score for score, _ in cases]), np.array([positive for _, positive in cases])
-    assert bootstrap.auroc(score + constant, positive) == bootstrap.auroc(score, positive)
-
-
 def test_a_bootstrap_sample_has_as_many_clusters_and_depends_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(seed: int) -> np.ndarray:
         return bootstrap.ClusterBootstrap.from_codes(np.arange(7), draws=1203, seed=seed).multiplicity
@@ -180,23 +173,6 @@ def test_holm_is_its_definition(p_values: list[float]) -> None:
         smaller = [other for other in p_values if other <= p]
         steps = [(len(p_values) - sum(o < other for o in p_values)) * other for other in smaller]
         assert adjusted == pytest.approx(min(1.0, max(steps)))
-
-
-@pytest.mark.long
-def test_the_units_needed_give_the_power_and_their_range_holds_the_right_number() -> None:
-    """Twenty-four sentences with effects of their own, of which a pilot estimates the spread."""
-    rng = np.random.default_rng(0)
-    right = tests.units_needed(0.03, 24, 24)
-    assert right is not None
-    assert right.low < right.number < right.high
-    studies = rng.normal(0.05, 0.03 * np.sqrt(24), size=(20_000, right.number))
-    error = studies.std(axis=1, ddof=1) / np.sqrt(right.number)
-    found = (studies.mean(axis=1) / error > tests.stdtrit(right.number - 1, 0.975)).mean()
-    assert found == pytest.approx(0.8, abs=0.01)
-    pilots = rng.normal(0, 0.03 * np.sqrt(24), size=(2000, 24)).std(axis=1, ddof=1) / np.sqrt(24)
-    ranges = [tests.units_needed(float(one), 24, 24) for one in pilots]
-    held = np.mean([one.low <= right.number <= one.high for one in ranges if one is not None])
-    assert held == pytest.approx(0.9, abs=0.02)
 
 
 @UNTIMED

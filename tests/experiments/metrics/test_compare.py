@@ -18,7 +18,7 @@ from experiments.metrics.claims import (
     side,
 )
 from experiments.metrics.compare import Difference, difference, one_family, power, simultaneous
-from experiments.metrics.estimates import Resamples, StandardError, rate_floor, share_interval, two_way, widest
+from experiments.metrics.estimates import StandardError, rate_floor, share_interval, two_way, widest
 
 NONE = np.zeros(0)
 
@@ -81,19 +81,6 @@ def test_the_same_difference_in_every_sample_is_not_known_without_error() -> Non
     assert floored is not None
     assert floored["high"] == pytest.approx(2.093 * np.sqrt(2) / 22, rel=1e-3)
     assert floored["claim"] == INCONCLUSIVE
-
-
-def test_a_difference_of_rates_is_that_of_its_draws() -> None:
-    rng = np.random.default_rng(0)
-    before, after = rng.random((2, 60)) < [[0.3], [0.5]]
-    resamples = Resamples.from_names(np.arange(60), draws=4000, seed=0)
-    draws = resamples.drawn(lambda some: some.mean(after.astype(float) - before))
-    found = difference(resamples, before.mean(), after.mean(), draws, [None], 60, bounds=(-1.0, 1.0)).entry
-    assert found is not None
-    moved = after.astype(float) - before
-    reach = 2.001 * moved.std() / np.sqrt(59)
-    assert (found["low"], found["high"]) == pytest.approx((moved.mean() - reach, moved.mean() + reach), abs=0.01)
-    assert found["claim"] == INCONCLUSIVE, "answers are missing that could undo it"
 
 
 def test_a_rates_floor_is_that_of_bonett_and_price() -> None:

@@ -1,6 +1,5 @@
 """Refusal benchmarks: what counts as a refusal, what is missing, pairs, and the counting of benchmarks' authors."""
 
-import random
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from experiments.metrics.claims import TOO_FEW
 from experiments.metrics.estimates import StandardError, share_interval
-from experiments.metrics.outcomes import PUBLISHED
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
@@ -39,40 +37,11 @@ def notes(subsets: str, answers: str, **options: Any) -> set[str]:
     return {note["note"] for note in design["notes"]}
 
 
-def random_frame(n: int = 120, seed: int = 0, fall: float = 0.3) -> pd.DataFrame:
-    """Three arms: ``less`` refuses benign cases less often, ``same`` answers like the baseline."""
-    rng = random.Random(seed)
-    before = "".join("r" if rng.random() < 0.6 else "c" for _ in range(n)) + "r" * n
-    less = "".join("c" if at < n and rng.random() < fall else answer for at, answer in enumerate(before))
-    return frame("b" * n + "c" * n, {"baseline": before, "less": less, "same": before})
-
-
 def test_a_rates_interval_is_that_of_its_clusters() -> None:
     assert rate(arm("bbbbbbccc", "rccrpc" + "rrc"), **BENIGN).interval is None, "six cases are too few"
     assert rate(arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc"), **BENIGN).interval == pytest.approx(
         share_interval(1 / 4, StandardError(np.sqrt(3 / 16 / 11), 12), 12)
     )
-
-
-def test_a_blocked_request_is_a_refusal_and_a_missing_response_only_by_the_published_convention() -> None:
-    assert rate(arm("bbb", "bcc"), **BENIGN).value == 1 / 3
-    assert "blocked counted as refused" in notes("bbb", "bcc")
-    plain, published = arm("bbbbbb", "rceexj"), arm("bbbbbb", "rceexj", empty_as_refusal=True)
-    assert rate(plain, **BENIGN).value == 1 / 2
-    assert rate(plain, **BENIGN, rule=PUBLISHED).value == rate(published, **BENIGN).value == 4 / 5
-    assert rate(published, **BENIGN).bounds == (4 / 6, 5 / 6), "a judge that failed stays unknown"
-    assert "empty counted as refused" in notes("bbb", "rce", empty_as_refusal=True)
-
-
-def test_clusters_widen_the_interval() -> None:
-    alone = random_frame(160)
-
-    def width(table: pd.DataFrame) -> float:
-        return float(np.ptp(row(run(table), "refusal_gap").interval or ()))
-
-    by_answer = alone.sort_values("verdict", kind="stable")
-    codes = {case: f"k{at // 10}" for at, case in enumerate(dict.fromkeys(by_answer["case"]))}
-    assert width(alone.assign(cluster=alone["case"].map(codes))) > 1.5 * width(alone)
 
 
 def test_better_takes_fewer_benign_refusals_and_no_fewer_harmful_ones() -> None:

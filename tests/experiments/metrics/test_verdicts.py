@@ -48,16 +48,6 @@ def test_what_the_model_did_not_answer_is_wrong_and_what_never_reached_it_is_mis
     assert (told["no verdict"]["silent"], told["no verdict"]["n"]) == (4, 8)
 
 
-def test_controls_enter_nothing_else() -> None:
-    both = run(frame("tttoooccc", {"baseline": "nnyyynnyx", "vcd": "nnnyyynnn"}))
-    without = run(frame("tttooo", {"baseline": "nnyyyn", "vcd": "nnnyyy"}))
-    assert [one for one in both if one.subset != "control"] == without.rows
-    controls = row(both, "accuracy", subset="control")
-    assert (controls.value, controls.n, controls.n_of) == (1 / 2, 2, 3)
-    with pytest.raises(UserError, match="only control cases"):
-        run(frame("cc", {"baseline": "nn"}))
-
-
 def test_published_is_the_substring_rule_beside_the_anchored_one() -> None:
     rows = records("too", {"baseline": "?y?"})
     rows[0]["response"], rows[2]["response"] = "I know", "her eyes"

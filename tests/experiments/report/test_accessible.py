@@ -1,15 +1,9 @@
-"""The page for everybody: headings in order, names and contrast, and axe-core's rules where that is at hand.
+"""The page for everybody: headings in order, names and contrast."""
 
-axe-core is not part of this repository. ``npm pack axe-core`` unpacks to package/axe.min.js; with its path in $AXE_CORE
-the tests that need it run.
-"""
-
-import os
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +13,6 @@ from tests.experiments.refused import records as refusals
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
 
-AXE = os.environ.get("AXE_CORE")
 KINDS = ("yes_no", "one_arm", "refusal")
 
 
@@ -106,24 +99,3 @@ def _contrast(one: str, other: str) -> float:
 
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 320])
-@pytest.mark.parametrize("kind", KINDS)
-def test_axe_finds_nothing(browser: Any, runs: dict[str, Path], kind: str, width: int, scheme: str) -> None:
-    assert AXE is not None
-    # The page's own policy lets no other script run, axe's neither.
-    place = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
-    try:
-        tab = place.new_page()
-        tab.goto((runs[kind] / "report.html").as_uri())
-        for opened in ("false", "true"):  # folded, then unfolded
-            tab.evaluate(f"for (const part of document.querySelectorAll('details')) part.open = {opened}")
-            tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
-            found = tab.evaluate("axe.run(document)")["violations"]
-            assert not found, [(one["id"], one["impact"], [node["html"] for node in one["nodes"]]) for one in found]
-    finally:
-        place.close()

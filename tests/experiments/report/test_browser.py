@@ -57,17 +57,6 @@ def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
 
 
 @pytest.mark.long
-def test_flips_are_those_of_the_record(tab: Any, run: Path) -> None:
-    found = flips_of(run)
-    tab.select_option("#f-flip", "fixed")
-    assert shown(tab) == sum(flip.fixed for flip in found)
-    tab.select_option("#f-flip", "broken")
-    assert shown(tab) == sum(not flip.fixed for flip in found)
-    tab.select_option("#f-arm", "baseline")
-    assert shown(tab) == 0  # no arm flips against itself
-
-
-@pytest.mark.long
 def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, run: Path) -> None:
     with opened(browser, run / "report.html", fragment="#case=icon%2F0005&arm=prompt") as tab:
         assert tab.locator("#detail h3").inner_text().startswith("icon/0005")

@@ -6,31 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.metrics import cohen_kappa_score
 
-from experiments.metrics.judge_error import agreement, kappa, pairwise_kappa
+from experiments.metrics.judge_error import agreement
 from experiments.report import text
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.store import PREDICTIONS
 from experiments.studies.rejudge import against_people, agreement_of_raters
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record
-
-PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
-
-
-@pytest.mark.long
-@given(PAIRS)
-def test_kappa_is_cohens(pairs: list[tuple[bool, bool]]) -> None:
-    people, judge = (np.array(side) for side in zip(*pairs, strict=True))
-    found = kappa(people, judge)
-    if len(set(people)) == 1 and len(set(judge)) == 1 and people[0] == judge[0]:
-        assert found is None
-    else:
-        assert found == pytest.approx(cohen_kappa_score(people, judge), abs=1e-9)
-    assert kappa(judge, people) == (None if found is None else pytest.approx(found))
 
 
 def test_an_agreement_counts_what_it_says() -> None:
@@ -44,21 +27,6 @@ def test_an_agreement_counts_what_it_says() -> None:
     assert (alone["kappa"], alone["sensitivity"], alone["specificity"]) == (None, None, 1.0)
     with pytest.raises(ValueError, match="at least one"):
         agreement(people[:0], judge[:0], [], seed=0, draws=5)
-
-
-@pytest.mark.long
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=2, max_size=40))
-def test_the_kappa_of_two_raters_is_cohens(both: list[tuple[str, str]]) -> None:
-    labels = {str(n): {"anna": one, "ben": other} for n, (one, other) in enumerate(both)}
-    labels["alone"] = {"cleo": "a"}
-    found = pairwise_kappa(labels)
-    assert found[1] == {"raters": ["anna", "cleo"], "n": 0, "kappa": None}
-    assert (found[0]["raters"], found[0]["n"]) == (["anna", "ben"], len(both))
-    value = found[0]["kappa"]
-    if value is None:
-        assert len({label for pair in both for label in pair}) == 1
-    else:
-        assert value == pytest.approx(cohen_kappa_score(*zip(*both, strict=True)), abs=1e-9)
 
 
 def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) -> None:

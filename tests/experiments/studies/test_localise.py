@@ -30,7 +30,7 @@ from experiments.types import Sample
 from interp.errors import UserError
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.planted import BALLAST, BIG, DIMENSIONS, Plan, _copy, coloured, planted
+from tests.planted import Plan, _copy, coloured, planted
 
 ICONS = IconWorld().load().samples
 
@@ -114,25 +114,6 @@ def test_one_planted_carrier_is_confirmed() -> None:
         "Ranked: 12 parts on 10 groups of sentences. Measured: 3 candidates for each question on 10 other groups "
         "(20 pairs). A claim holds in at least 8 of 10 random splits."
     )
-
-
-@pytest.mark.long
-def test_a_part_with_a_stand_in_carries_and_nothing_is_lost_without_it() -> None:
-    """L0H0 hands the picture on, and says that it did; L2's MLP hands on what L1H0 has held where nothing says so."""
-
-    def plant(layers: Any) -> None:
-        first, flag = layers[0].self_attn, DIMENSIONS.index("heard")
-        _copy(first, 0, asker="asks", source="image", value="picture", to="verdict", weight=1)
-        first.v_proj.weight[1, DIMENSIONS.index("image")] = 1
-        first.o_proj.weight[flag, 1] = 1
-        _copy(layers[1].self_attn, 0, asker="asks", source="image", value="picture", to="idle", weight=1)
-        mlp, ballast = layers[2].mlp, DIMENSIONS.index("ballast")
-        mlp.gate_proj.weight[0, ballast], mlp.gate_proj.weight[0, flag] = BIG / BALLAST, -2 * BIG
-        mlp.up_proj.weight[0, DIMENSIONS.index("idle")] = 1
-        mlp.down_proj.weight[DIMENSIONS.index("verdict"), 0] = 1 / BIG
-
-    _, results = localised(Plan(carriers=((0, 0, 0.0),)), vlm=by_hand(plant))
-    assert (row_of(results, "L0H0").claim, row_of(results, "L0H0", "part_splits_held").n) == ("higher", 10)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, claim_of
 from experiments.metrics.statistical_tests import wilson
 from experiments.studies.localise.cases import SPLITS
-from experiments.studies.localise.examination import HOLDS, ratios, slope_sums, split_claims, strongest, unit_sums
+from experiments.studies.localise.examination import HOLDS, ratios, slope_sums, split_claims, strongest
 from tests.conftest import REPOSITORY
 
 STORED = REPOSITORY / "tests" / "golden" / "part_effects.safetensors"
@@ -99,10 +99,6 @@ def test_the_interval_covers_the_slope_that_units_are_drawn_from() -> None:
         top = bottom[:, None] * (0.4 + rng.normal(0, 0.2, (12, 3)))
         covered += all(entry["low"] <= 0.4 <= entry["high"] for entry in ratios(top, bottom, seed=at, draws=300))
     assert covered >= 0.93 * 300
-
-
-def test_sums_are_by_unit() -> None:
-    assert unit_sums(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([1, 0, 1])).tolist() == [[3, 4], [6, 8]]
 
 
 def store(path: Path = STORED) -> None:

@@ -155,13 +155,6 @@ def test_adapters_of_one_run_differ_in_the_reasoning_alone() -> None:
     assert all(found == rows["reasoning"] for found in rows.values())
 
 
-def test_the_seven_billion_settings_are_what_they_say() -> None:
-    run = run_of("+exp=vrtuning_llava_7b")
-    task: Any = run.task
-    assert (task.settings.rank, task.settings.steps, task.data.size, task.order) == (64, None, 336, "last")
-    assert (run.model.path, run.arm) == ("llava-hf/llava-1.5-7b-hf", "vrtuning")  # type: ignore[union-attr]
-
-
 def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
     data = build_data(Traces(cases=40), "reasoning", "last", preferences=True)
     for row in data.dataset:
