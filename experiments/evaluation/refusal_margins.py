@@ -139,6 +139,7 @@ class RefusalMargins:
         """
         from experiments.evaluation.attention_log import prompts_of
         from interp.sequence_metric import SequenceMetric
+        from mitigation.forced import log_probabilities
 
         check = self.checks.get(BASELINE)
         if check is None or not check.for_tools:
@@ -160,10 +161,18 @@ class RefusalMargins:
             for size in range(len(opening))
             if flag and openings.covers([opening], answer)
         )
+        metrics = {beginning: every.next_token(beginning) for beginning, _ in begun.most_common(BEGINNINGS)}
+        ends = [(*beginning, *end) for beginning, metric in metrics.items() for end in metric.openings]
+        wanted = sorted({*filter(None, metrics), *ends})
+        with self.answering.prefills.used_by(self.vlm):
+            rows = self.vlm.batches.gathered(
+                prompts, lambda batch: [*log_probabilities(self.methods[BASELINE], self.vlm, batch, wanted)]
+            )
+        chances = dict(zip(wanted, np.stack(rows, axis=1), strict=True))
         measured: list[tuple[float, SequenceMetric]] = []
-        for beginning, _ in begun.most_common(BEGINNINGS):
-            metric = every.next_token(beginning)
-            scores = self.vlm.batches.scores(metric.begin(prompts), metric=metric).double().numpy()
+        for beginning, metric in metrics.items():
+            next_tokens = [chances[(*beginning, *end)] - chances.get(beginning, 0) for end in metric.openings]
+            scores = -openings.log_odds(np.stack(next_tokens, axis=1))
             shifted = replace(metric, shift=matching_shift(scores, answered))
             measured.append((float(roc_auc_score(refused, -scores)), shifted))
         auroc, metric = max(measured, key=lambda each: round(each[0], 3))

@@ -173,7 +173,7 @@ class PrefillCache:
         Kinds of ``branch`` share nothing: they form positions and masks in other ways, and may round otherwise.
         """
         rows = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
-        key = None if _altered(vlm.model) else _key(vlm, branch, inputs)
+        key = None if altered(vlm.model) else _key(vlm, branch, inputs)
         entry = None if key is None else self._entries.get(key)
         if entry is not None and key is not None:
             entry.uses += 1
@@ -220,7 +220,7 @@ def unsupported(vlm: "VLM") -> str:
     )
 
 
-def _altered(model: Any) -> bool:
+def altered(model: Any) -> bool:
     """Return whether something other than inputs and weights may matter to a forward, or is watching it."""
     return is_intercepted(model) or model.training or torch.is_grad_enabled() or any(map(_changed, model.modules()))
 

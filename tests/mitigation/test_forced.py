@@ -12,15 +12,17 @@ from interp.errors import UserError
 from interp.speed.prefill_cache import PrefillCache
 from interp.vlm import VLM, Prompt
 from mitigation.ecso import ECSO
-from mitigation.forced import log_probabilities
+from mitigation.forced import log_probabilities, reads_trees
 from mitigation.method import Baseline
 from mitigation.prompting import SafetyPrompt
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled
+from tests.families import every_family
 from tests.mitigation.family_laws import SIZES, TEXTS, family
 from tests.tiny import picture
 
 OPENINGS = [(5, 9, 7), (5, 9, 8), (5,), (11,), (6, 12)]
+FORCED = {"llava_mistral", "paligemma2", "gemma3", "instructblip", "idefics", "mllama"}  # windows, crossing, nested
 PROMPTS = [Prompt(text, picture(i, size), key=str(i)) for i, (text, size) in enumerate(zip(TEXTS, SIZES, strict=True))]
 
 
@@ -41,7 +43,7 @@ def by_plain_forwards(vlm: VLM, prompts: list[Prompt]) -> Tensor:
     return torch.tensor(rows)
 
 
-@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])  # plain, tiles, M-RoPE
+@pytest.mark.parametrize("name", every_family())
 def test_log_probabilities_equal_plain_forwards_in_a_ragged_batch(name: str) -> None:
     vlm = family(name)
     found = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
@@ -50,11 +52,24 @@ def test_log_probabilities_equal_plain_forwards_in_a_ragged_batch(name: str) -> 
 
 def test_a_shared_prefill_gives_the_same_bits_and_is_read_once(vlm: VLM) -> None:
     prompts = PROMPTS[:1] * 2
-    alone, cache = log_probabilities(Baseline(), vlm, prompts, OPENINGS), PrefillCache()
+    method = VCD(branch="sequential")
+    alone, cache = log_probabilities(method, vlm, prompts, OPENINGS), PrefillCache()
     with cache.used_by(vlm):
-        shared = log_probabilities(Baseline(), vlm, prompts, OPENINGS)
+        shared = log_probabilities(method, vlm, prompts, OPENINGS)
     assert torch.equal(alone, shared)
-    assert (cache.computed, cache.reused) == (2, 4)  # three stems: none, (5, 9) and (6)
+    assert (cache.computed, cache.reused) == (4, 8)  # two branches, and three stems: none, (5, 9) and (6)
+
+
+@pytest.mark.parametrize("name", every_family())
+def test_a_tree_of_tokens_is_read_like_forced_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = family(name)
+    batch = vlm.encode(PROMPTS)
+    assert reads_trees(vlm, batch) == (name not in FORCED)
+    monkeypatch.setattr("mitigation.forced.AT_ONCE", 2)  # several forwards, each after the one before
+    tree = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
+    monkeypatch.setattr("mitigation.forced.reads_trees", lambda vlm, batch: False)
+    forced = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
+    torch.testing.assert_close(tree, forced, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("branch", ["sequential", "paired"])
