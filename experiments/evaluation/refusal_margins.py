@@ -44,6 +44,7 @@ MEANING = (
     "The refusal margin is the log-odds that an answer begins with one of these openings. AUROC is against the judge's "
     "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered."
 )
+THINKS = "{} thinks before it answers, and refusal margins are only of models that answer at once"
 BEGINNINGS = 8  # of refusals, the most frequent, whose next token may be the decisive one
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
@@ -84,7 +85,7 @@ class RefusalMargins:
         """Compute the margins of all arms that can be asked, and write openings.json. All processes take part."""
         for line in self.store.records(FILE):
             self._known.setdefault((line["arm"], line["case"], line["settings"]), {}).update(line["openings"])
-        learned = self._learned()
+        learned = self._learned() if not self.vlm.thinks else THINKS.format(self.vlm.name)
         if isinstance(learned, str):
             self._why = learned
             self._write({"why": learned})

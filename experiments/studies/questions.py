@@ -69,6 +69,9 @@ def check_margins(run: Run, *, yes_no_only: bool = False) -> Run:
         _ = run.weights
         return run
     if yes_no_only:
-        raise UserError(f"benchmark {run.benchmark.name} does not ask for Yes or No. The study needs that margin.")
+        raise UserError(
+            f"benchmark {run.benchmark.name} asks for answers in words. This study needs Yes or No: set "
+            "benchmark=iconworld, or benchmark=mmsafeaware."
+        )
     _ = run.weights
     return replace(run, protocol="generate")
