@@ -1,9 +1,10 @@
 """Hashes of the cases that something was trained on, by which they are known again in an evaluation.
 
 A row has two hashes of its text (the whole question, and the words that it asks about) and one of its picture. A
-re-encoded or resized copy has nearly the same. A case is one of the rows where text and picture are. Nothing else of a
-row is saved: 64 bits of a text's sha256, 64 bits of dHash, and the mean colours of the picture's four quarters. dHash
-says which of two neighbours in a 9 x 8 grid of greys is brighter. A text that somebody guesses can be confirmed.
+conversation has hashes of all its texts, of the user's texts, and of its pictures side by side. A re-encoded or resized
+copy has nearly the same. A case is one of the rows where text and picture are. Nothing else of a row is saved: 64 bits
+of a text's sha256, 64 bits of dHash, and the mean colours of the picture's four quarters. dHash says which of two
+neighbours in a 9 x 8 grid of greys is brighter. A text that somebody guesses can be confirmed.
 
 Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. dHash without colours confuses some drawn icons.
 """
@@ -33,6 +34,7 @@ NEAR_BITS = 8  # of 64, in which the dHashes of one picture differ at most
 NEAR_COLOUR = 12  # of 255, by which a mean colour of one picture differs at most
 TEXT, DHASH, COLOURS = 8, 8, 12  # bytes
 ROW = 2 * TEXT + DHASH + COLOURS
+TILE = 64  # pixels of a side of a picture next to others
 NO_PICTURE = b"\xff" * (DHASH + COLOURS)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -56,6 +58,26 @@ def picture_hash(image: Image.Image | None) -> bytes:
 def row_hash(question: str, about: str, image: Image.Image | None) -> bytes:
     """36 bytes: of the question, of the words that it asks about ("": the question), and of the picture."""
     return text_hash(question) + text_hash(about or question) + picture_hash(image)
+
+
+def prompt_hash(prompt: "Prompt") -> bytes:
+    """Return the ``row_hash`` of a prompt; of a conversation: of all texts, of the user's, and of all pictures."""
+    if not prompt.messages:
+        return row_hash(prompt.text, prompt.request, prompt.image)
+    texts, questions = (
+        "\n".join(turn.text for turn in prompt.turns if turn.role in roles)
+        for roles in (("user", "assistant"), ("user",))
+    )
+    return row_hash(texts, questions, _side_by_side(prompt.images))
+
+
+def _side_by_side(images: Sequence[Image.Image]) -> Image.Image | None:
+    if len(images) < 2:
+        return next(iter(images), None)
+    joined = Image.new("RGB", (TILE * len(images), TILE))
+    for number, image in enumerate(images):
+        joined.paste(as_seen(image).resize((TILE, TILE), Image.Resampling.LANCZOS), (TILE * number, 0))
+    return joined
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,7 @@ class TrainingRows:
     @classmethod
     def from_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
         """Of the prompts that a method learns from."""
-        return cls.from_rows((prompt.text, prompt.request, prompt.image) for prompt in prompts)
+        return cls.from_hashes(map(prompt_hash, prompts))
 
     @classmethod
     def from_json(cls, value: Any) -> "TrainingRows | None":

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.config import Run
+from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.cases import limited
 from experiments.report.text import shortfall
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 from interp.tensor_file import read_rows
-from interp.training_rows import FILE, NO_PICTURE, ROW, row_hash
+from interp.training_rows import FILE, NO_PICTURE, ROW, prompt_hash
 from mitigation.method import abilities
 
 ENTRY = "training_rows"  # of environment.json
@@ -99,6 +100,6 @@ def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip
 def _hash(sample: Sample) -> bytes:
     """Return the hash of a case as a training row. A picture that cannot be opened is in no row."""
     try:
-        return row_hash(sample.prompt, sample.text, None if sample.image is None else open_image(sample.image))
+        return prompt_hash(prompt_of(sample, open_pictures(sample)))
     except BadImage:
         return UNREADABLE

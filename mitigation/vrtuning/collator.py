@@ -14,7 +14,7 @@ import torch
 from interp.generation import appended
 from interp.pictures import as_seen
 from interp.vlm import VLM, Prompt
-from mitigation.vrtuning.data import bounded
+from mitigation.vrtuning.data import bounded, messages_of
 
 IGNORED = -100
 
@@ -50,9 +50,8 @@ class Collator:
         return batch | {"labels": batch["input_ids"].masked_fill(~completion, IGNORED)}
 
     def _prompt(self, example: Mapping[str, Any]) -> Prompt:
-        texts = {message["role"]: message["content"] for message in example["prompt"]}
-        image = bounded(as_seen(example["images"][0]), self.max_pixels) if example["images"] else None
-        return Prompt(texts["user"], image, system=texts.get("system"))
+        pictures = [bounded(as_seen(image), self.max_pixels) for image in example["images"]]
+        return Prompt(messages=messages_of(example, pictures))
 
     def completion_ids(self, prompt: Prompt, answer: str) -> list[int]:
         """Return the tokens of ``answer`` as a continuation of the rendered prompt, and the end token."""

@@ -1,12 +1,14 @@
 """Reasoning data: rows → a dataset in TRL's vision prompt-completion format.
 
 Columns: ``images`` (a list of one picture, empty for a question in words), ``prompt`` and ``completion`` (message lists
-with plain string contents), and ``kind``. ``row_hash`` (``interp.training_rows``, in hexadecimal digits) is not trained
-on. Preferences have ``chosen`` and ``rejected`` instead of ``completion``. Every picture is opened once, for its hash.
-Unusable rows are skipped and listed with line and reason. MOSSBench and MMSafeAware
-are refused, by name and content (``refuse_path``, ``refuse_record``). MOSSBench's README forbids training on it, and
-MMSafeAware is for research use. Training on either would also invalidate its evaluation. A picture that was copied out
-of its folder and renamed is not recognised.
+with plain string contents), and ``kind``. If a row is a conversation (``turns``), the contents of all prompts are lists
+of parts of the types image and text, and ``images`` has the pictures in their order. ``row_hash``
+(``interp.training_rows``, in hexadecimal digits) is not trained on. Preferences have ``chosen`` and ``rejected``
+instead of ``completion``. Every picture is opened once, for its hash. Unusable rows are skipped and listed with line
+and reason.
+MOSSBench and MMSafeAware are refused, by name and content (``refuse_path``, ``refuse_record``). MOSSBench's
+README forbids training on it, and MMSafeAware is for research use. Training on either would also invalidate its
+evaluation. A picture that was copied out of its folder and renamed is not recognised.
 """
 
 import hashlib
@@ -15,8 +17,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +28,8 @@ from PIL import Image
 
 from interp.errors import UserError
 from interp.pictures import as_seen
-from interp.training_rows import TrainingRows, row_hash
+from interp.prompt import Prompt
+from interp.training_rows import TrainingRows, prompt_hash
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,7 +50,8 @@ class Row:
 
     If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
     ``rejected`` is the rejected verdict of a preference. ``line`` is the line in a file, 0 without a file. ``about``
-    are the words that the question asks about, "" if unknown.
+    are the words that the question asks about, "" if unknown. ``turns`` are those of a conversation: roles, and parts
+    that are texts or pictures. Then ``question`` is the text of the last one, and ``image`` is not used.
     """
 
     image: Image.Image | Path | None
@@ -59,6 +63,14 @@ class Row:
     rejected: str = ""
     line: int = 0
     about: str = ""
+    turns: Sequence[tuple[str, Sequence[Any]]] = ()
+
+    @property
+    def pictures(self) -> list[Image.Image | Path]:
+        """Return all pictures in their order."""
+        if self.turns:
+            return [part for _, parts in self.turns for part in parts if not isinstance(part, str)]
+        return [] if self.image is None else [self.image]
 
 
 class Skipped(NamedTuple):
@@ -106,7 +118,10 @@ def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences
                 problem = f"its picture cannot be read ({type(error).__name__}: {error})"
         if problem:
             skipped.append(Skipped(row.line or position, problem))
-    return Data(Dataset.from_list(examples, features=_features(preferences)), skipped)
+    in_parts = any(not isinstance(message["content"], str) for each in examples for message in each["prompt"])
+    if in_parts:
+        examples = [each | {"prompt": _parts(messages_of(each, each["images"]))} for each in examples]
+    return Data(Dataset.from_list(examples, features=_features(preferences, in_parts)), skipped)
 
 
 def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
@@ -126,7 +141,7 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
     """Check that the dataset is usable by ``trainer``.
 
     Raises:
-        UserError: it is empty, lacks a column of the trainer, or has rows with several pictures, or with and without.
+        UserError: it is empty, lacks a column of the trainer, or has rows with pictures and rows without.
     """
     import pyarrow.compute as pc
 
@@ -142,14 +157,14 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
             f"build it with preferences={trainer == 'dpo'}"
         )
     raw = dataset.select_columns(["images"]).with_format("arrow")
-    row, each = 0, None
+    row, first = 0, None
     for batch in raw.iter(_CHUNK):
         for count in pc.list_value_length(batch["images"]).to_pylist():
             row += 1
-            each = min(count or 0, 1) if each is None else each
-            if count != each:
-                rule = "each has one" if each else "the first has none, and rows with and without do not mix"
-                raise UserError(f"row {row} of the dataset has {count or 0} pictures; {rule}; remove it")
+            first = bool(count) if first is None else first
+            if bool(count) != first:
+                rule = "the first has one" if first else "the first has none"
+                raise UserError(f"row {row} of the dataset has {count or 0} pictures, and {rule}; do not mix them")
 
 
 def data_digest(dataset: "Dataset") -> str:
@@ -169,11 +184,38 @@ def rows_of(dataset: "Dataset") -> TrainingRows:
 
     def each() -> Iterator[bytes]:
         for row in dataset:
-            question = " ".join(message["content"] for message in row["prompt"] if message["role"] == "user")
-            yield row_hash(question, "", next(iter(row["images"]), None))
+            yield prompt_hash(Prompt(messages=messages_of(row, row["images"])))
 
     hashed = ROW_HASH in dataset.column_names
     return TrainingRows.from_hashes(map(bytes.fromhex, dataset[ROW_HASH]) if hashed else each())
+
+
+def messages_of(example: Mapping[str, Any], pictures: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the prompt of an example in the chat format, with ``pictures`` in place of its parts of the type image.
+
+    If a content is a text, the pictures come before the first text of the user, as in TRL.
+    """
+    left, messages = iter(pictures), []
+    for message in example["prompt"]:
+        content = message["content"]
+        if isinstance(content, str):
+            before = left if message["role"] == "user" else ()
+            parts = [*({"type": "image", "image": image} for image in before), {"type": "text", "text": content}]
+        else:
+            parts = [part if part["type"] == "text" else {"type": "image", "image": next(left)} for part in content]
+        messages.append({"role": message["role"], "content": parts})
+    return messages
+
+
+def _parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose pictures are left to the column ``images``."""
+    return [
+        {
+            "role": message["role"],
+            "content": [{"type": part["type"], "text": part.get("text")} for part in message["content"]],
+        }
+        for message in messages
+    ]
 
 
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
@@ -186,9 +228,9 @@ def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
 
 def problem_of(row: Row, preferences: bool) -> str | None:
     """Return why a row cannot be trained on, before its picture is opened; None if it can."""
-    file = row.image if isinstance(row.image, Path) else getattr(row.image, "filename", "")
-    if file:
-        refuse_path(Path(file))
+    for picture in row.pictures:
+        if file := picture if isinstance(picture, Path) else getattr(picture, "filename", ""):
+            refuse_path(Path(file))
     if not row.question.strip():
         return "no question"
     if not row.verdict.strip():
@@ -198,21 +240,40 @@ def problem_of(row: Row, preferences: bool) -> str | None:
             return f"{name} {getattr(row, name)!r} is neither Yes nor No"
     if preferences and answer(row, "last") == answer(row, "last", verdict=row.rejected):
         return "the rejected verdict is the chosen one"
-    length = len(row.question) + len(row.reasoning) + len(row.verdict) + len(row.system or "")
+    words = sum(len(part) for _, parts in row.turns for part in parts if isinstance(part, str)) or len(row.question)
+    length = words + len(row.reasoning) + len(row.verdict) + len(row.system or "")
     return f"{length:,} characters, more than {MAX_CHARACTERS:,}" if length > MAX_CHARACTERS else None
 
 
 def _hash(row: Row) -> bytes:
-    opened: Any = Image.open(row.image) if isinstance(row.image, Path) else nullcontext(row.image)
-    with opened as image:
-        return row_hash(row.question, row.about, image)
+    with ExitStack() as stack:
+        images = [stack.enter_context(Image.open(each)) if isinstance(each, Path) else each for each in row.pictures]
+        for image in images:
+            image.load()
+        messages = messages_of({"prompt": _prompt(row)}, images)
+        return prompt_hash(Prompt(messages=messages, request=row.about))
+
+
+def _prompt(row: Row) -> list[dict[str, Any]]:
+    """Return the messages of a question or a conversation, pictures as parts without content."""
+    if not row.turns:
+        return [_message("user", row.question)]
+    return [
+        {
+            "role": role,
+            "content": [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts
+            ],
+        }
+        for role, parts in row.turns
+    ]
 
 
 def _example(row: Row, order: str, preferences: bool, hashed: bytes) -> dict[str, Any]:
     system = [_message("system", row.system)] if row.system else []
     example = {
-        "images": [] if row.image is None else [_stored(row.image)],
-        "prompt": [*system, _message("user", row.question)],
+        "images": [_stored(picture) for picture in row.pictures],
+        "prompt": [*system, *_prompt(row)],
         "kind": row.kind,
         ROW_HASH: hashed.hex(),
     }
@@ -239,12 +300,14 @@ def _png(image: Image.Image) -> dict[str, Any]:
     return {"path": None, "bytes": buffer.getvalue()}
 
 
-def _features(preferences: bool) -> Any:
+def _features(preferences: bool, in_parts: bool) -> Any:
     from datasets import Features, Image, List, Value
 
     messages = List({"role": Value("string"), "content": Value("string")})
     answers = ("chosen", "rejected") if preferences else ("completion",)
-    columns = {"images": List(Image()), "prompt": messages, **dict.fromkeys(answers, messages),
+    content = List({"type": Value("string"), "text": Value("string")}) if in_parts else Value("string")
+    prompt = List({"role": Value("string"), "content": content})
+    columns = {"images": List(Image()), "prompt": prompt, **dict.fromkeys(answers, messages),
                "kind": Value("string"), ROW_HASH: Value("string")}  # fmt: skip
     return Features(columns)
 

@@ -11,8 +11,9 @@ from PIL import Image
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from interp import training_rows
+from interp.prompt import Prompt
 from interp.tensor_file import read_rows
-from interp.training_rows import FILE, TrainingRows, picture_hash, row_hash, text_hash
+from interp.training_rows import FILE, TrainingRows, picture_hash, prompt_hash, row_hash, text_hash
 from tests.tiny import picture
 
 
@@ -48,6 +49,36 @@ def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> 
         alone = TrainingRows.from_rows([("is it SAFE", "", image)])
         case = row_hash("Is it  safe!", "", copied(image))
         assert alone.overlap([case]) == rows.overlap([case]) == [True]
+
+
+def test_a_conversation_is_known_by_all_its_messages_and_pictures() -> None:
+    first, second, third = drawn(3)
+
+    def chat(
+        *pictures: Image.Image, texts: tuple[str, ...] = ("What is this?", "A ball.", "Can I throw it?")
+    ) -> Prompt:
+        before = [{"type": "image", "image": image} for image in pictures[:1]]
+        after = [{"type": "image", "image": image} for image in pictures[1:]]
+        return Prompt(messages=[
+            {"role": "user", "content": [*before, {"type": "text", "text": texts[0]}]},
+            {"role": "assistant", "content": texts[1]},
+            {"role": "user", "content": [*after, {"type": "text", "text": texts[2]}]},
+        ])  # fmt: skip
+
+    row = chat(first, second)
+    rows = TrainingRows.from_prompts([row])
+    changes = [
+        chat(first, third), chat(third, second), chat(second, first), chat(first),
+        chat(first, second, texts=("Where is this?", "A ball.", "Can I throw it?")),
+        chat(first, second, texts=("What is this?", "A ball.", "Can I eat it?")),
+        Prompt("Can I throw it?", first),
+    ]  # fmt: skip
+    assert rows.overlap([prompt_hash(row), prompt_hash(chat(jpeg(first, 60), resized(second, 2)))]) == [True, True]
+    assert not any(rows.overlap(map(prompt_hash, changes)))
+    other = prompt_hash(chat(first, second, texts=("What is this?", "A toy.", "Can I throw it?")))
+    assert other != prompt_hash(row)
+    assert rows.overlap([other]) == [True]  # the same questions, whatever was answered
+    assert prompt_hash(Prompt("Is it safe?", first, request="it")) == row_hash("Is it safe?", "it", first)
 
 
 def test_text_and_picture_of_one_row_make_a_case() -> None:

@@ -7,13 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
+from interp.prompt import Prompt
 from interp.training_rows import TrainingRows
-from mitigation.vrtuning.data import Row, Skipped, answer, from_rows, refuse_path, refuse_record, rows_of
+from mitigation.vrtuning.collator import IGNORED, Collator
+from mitigation.vrtuning.data import (
+    Row,
+    Skipped,
+    answer,
+    check_dataset,
+    data_digest,
+    from_rows,
+    messages_of,
+    refuse_path,
+    refuse_record,
+    rows_of,
+)
+from tests.interp.test_conversations import CONVERSATION, model, shown, text
 from tests.tiny import picture
 
 TEXT = st.text(st.characters(categories=["L", "Zs", "Po"]), max_size=40).map(str.strip)
@@ -90,6 +105,51 @@ def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root
     assert found.as_json() == expected.as_json()
     assert (found.examples, len(found.rows), found.complete) == (3, 2, True)
     assert opened.rows[:, 16:].tolist() == found.rows[:, 16:].tolist()
+
+
+def test_a_conversation_keeps_its_turns_and_pictures(root: Path) -> None:
+    first, second = picture(1), picture(2)
+    turns = [
+        ("user", [first, "what is this ?"]),
+        ("assistant", ["a knife"]),
+        ("user", [root / "a.png", second, "safe ?"]),
+    ]
+    rows = [
+        Row(picture(3), "is this safe ?", "", "No"),
+        Row(None, "safe ?", "a toy", "Yes", system="Look", turns=turns),
+    ]
+    dataset = from_rows(rows).dataset
+    plain, row = dataset
+    assert [[part["type"] for part in message["content"]] for message in row["prompt"]] == [
+        ["text"], ["image", "text"], ["text"], ["image", "image", "text"],
+    ]  # fmt: skip
+    assert [part["type"] for part in plain["prompt"][0]["content"]] == ["image", "text"]
+    assert [image.tobytes() for image in row["images"]] == [each.tobytes() for each in (first, picture(), second)]
+    expected = Prompt(messages=[
+        {"role": "system", "content": "Look"},
+        {"role": "user", "content": [shown(first), text("what is this ?")]},
+        {"role": "assistant", "content": "a knife"},
+        {"role": "user", "content": [shown(picture()), shown(second), text("safe ?")]},
+    ])  # fmt: skip
+    assert Prompt(messages=messages_of(row, row["images"])).content == expected.content
+    hashes = TrainingRows.from_prompts([Prompt("is this safe ?", picture(3)), expected])
+    assert rows_of(dataset).as_json() == rows_of(dataset.remove_columns("row_hash")).as_json() == hashes.as_json()
+    check_dataset(dataset, "sft")
+    other = [rows[0], replace(rows[1], turns=[turns[0], ("assistant", ["a toy"]), turns[2]])]
+    assert data_digest(from_rows(other).dataset) != data_digest(dataset)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_a_conversation_is_trained_on_as_it_is_evaluated(name: str) -> None:
+    vlm = model(name)
+    turns = [(turn.role, turn.parts) for turn in CONVERSATION.turns]
+    (example,) = from_rows([Row(None, CONVERSATION.text, "a toy", "Yes", turns=turns)]).dataset
+    batch, encoded = Collator(vlm)([example]), vlm.encode([CONVERSATION])
+    before = encoded["input_ids"].shape[1]
+    assert torch.equal(batch["input_ids"][:, :before], encoded["input_ids"])
+    assert torch.equal(batch["pixel_values"], encoded["pixel_values"])
+    assert (batch["labels"][:, :before] == IGNORED).all()
+    assert vlm.tokenizer.decode(batch["labels"][0, before:-1]).replace(" ", "") == "atoy.Yes."
 
 
 def test_preferences_differ_in_the_verdict_alone() -> None:

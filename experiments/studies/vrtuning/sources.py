@@ -56,8 +56,9 @@ class OwnTable:
             if sample.image is None:
                 problems.append(Problem(sample.place, sample.id, "image: there is none; each row trained on has one"))
                 continue
-            if isinstance(sample.image, Path):
-                refuse_path(sample.image)
+            for picture in sample.images:
+                if isinstance(picture, Path):
+                    refuse_path(picture)
             samples.append(sample)
         loaded = given._replace(samples=samples, problems=tuple(problems))
         return checked(loaded, kind="yes_no", name=self.name, skip_bad=self.skip_bad, folder=folder, words=UNFIT)
@@ -122,11 +123,14 @@ def build_data(
 
 
 def _as_row(sample: Sample) -> Row:
-    assert sample.image is not None
-    image = sample.image if isinstance(sample.image, Path) else open_image(sample.image)
+    def opened(picture: Any) -> Any:
+        return picture if isinstance(picture, str | Path) else open_image(picture)
+
+    turns = [(turn.role, [*map(opened, turn.parts)]) for turn in sample.turns]
     reasoning, line = sample.tags.get(REASONING, ""), _line(sample.place)
     verdict, other = ("Yes", "No") if sample.gold == "yes" else ("No", "Yes")
-    return Row(image, sample.prompt, reasoning, verdict, rejected=other, line=line, about=sample.text)
+    return Row(opened(sample.image), sample.prompt, reasoning, verdict, rejected=other, line=line, about=sample.text,
+               turns=turns)  # fmt: skip
 
 
 def _refuse_benchmarks(row: Mapping[str, Any], where: str) -> None:

@@ -68,6 +68,32 @@ def test_the_command_of_the_guide_trains_and_evaluates(mine: Path, saved: Path) 
     assert read_object(folder / "environment.json")["config"]["training"]["rows"]
 
 
+def test_conversations_become_rows_with_all_their_turns_and_pictures(mine: Path) -> None:
+    def shown(number: int) -> dict[str, str]:
+        return {"type": "image", "image": f"mine/pictures/{number}.jpg"}
+
+    messages = [
+        {"role": "user", "content": [shown(1), {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "A wasp."},
+        {"role": "user", "content": [shown(2), {"type": "text", "text": "May I?"}]},
+    ]
+    two = {f"image{name}": f"mine/pictures/{number}.jpg" for name, number in (("", 3), ("_2", 4))}
+    rows = [
+        {"id": 1, "messages": messages, "label": "unsafe", "reasoning": "It stings."},
+        {"id": 2, **two, "text": "Why?", "label": "safe"},
+    ]
+    (mine / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = build_data(source("task.data.path=t.jsonl", 'task.data.template="{text}"'), "reasoning", "last")
+    assert not data.skipped
+    conversation, several = data.dataset
+    assert [[part["text"] for part in message["content"]] for message in conversation["prompt"]] == [
+        [None, "What is it?"], ["A wasp."], [None, "May I?"],
+    ]  # fmt: skip
+    assert conversation["completion"][0]["content"] == "It stings. No."
+    assert [image.getpixel((0, 0))[0] // 60 for image in (*conversation["images"], *several["images"])] == [1, 2, 3, 4]
+    assert [part["text"] for part in several["prompt"][0]["content"]] == [None, None, "Why?"]
+
+
 def test_rows_become_questions_and_answers(mine: Path) -> None:
     (mine / "t.csv").write_text(
         "nr,image,q,label,prompt\n1,mine/pictures/1.jpg,Why?,safe,\n2,mine/pictures/2.jpg,,unsafe,Is it?\n"
