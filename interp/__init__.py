@@ -48,10 +48,10 @@ Attribution and figures
 """
 
 # ruff: noqa: F401  the imports below are those that __getattr__ makes, when a name is first used
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from interp.public_names import module_of
 
 if TYPE_CHECKING:
     from interp.attention.check import check_recorder
@@ -88,6 +88,14 @@ if TYPE_CHECKING:
     from interp.tools.patching import misaligned, patch
     from interp.tools.probes import Probe, probe
     from interp.vlm import VLM, logit_difference
+
+
+def module_of(file: str) -> dict[str, str]:
+    """Return public name → the module that has it, by the ``if TYPE_CHECKING`` of a package's ``__init__.py``."""
+    (block,) = (node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
 
 _MODULE_OF = module_of(__file__)
 __all__ = sorted(_MODULE_OF)

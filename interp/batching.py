@@ -1,7 +1,7 @@
-"""``VLM.batches``: batches of prompts by length, halved where memory runs out, and resumable.
+"""``VLM.batches``: batches of prompts by length, halved where memory runs out.
 
     rule = BatchRule(rows=32, tokens=16384)
-    with vlm.batches.by(rule, on_lowered=say), vlm.batches.resumable(folder, identity="settings"):
+    with vlm.batches.by(rule, on_lowered=say):
         margins = vlm.batches.scores(prompts)
         states = vlm.batches.measured(prompts, lambda batch: read([prompts[index] for index in batch]))
 
@@ -11,20 +11,15 @@ model is called.
 """
 
 import gc
-import hashlib
-import json
-import shutil
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from interp.atomic import atomic_write
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +28,9 @@ if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.margin import Metric
     from interp.prompt import Prompt
-    from interp.prompt_length import Lengths
+
+Size = tuple[int, int]
+"""Width and height of a picture in pixels."""
 
 Thing = TypeVar("Thing")
 Done = TypeVar("Done")
@@ -131,14 +128,6 @@ class MemoryLimit:
         self.on_lowered(rows)
 
 
-@dataclass
-class _Kept:
-    """Where the loops of one piece of work keep what they have measured; ``loops`` counts them."""
-
-    folder: Path
-    loops: int = 0
-
-
 class BatchContext:
     """How loops over the prompts of one model form their batches, and what is known of memory: ``VLM.batches``.
 
@@ -149,7 +138,6 @@ class BatchContext:
         self._model = weakref.proxy(model)  # which has this object: a circle would hold its weights
         self.rule = DEFAULT
         self.limit = MemoryLimit(sys.maxsize, _warn)
-        self._kept: _Kept | None = None
         self.stop: Callable[[], bool] | None = None
 
     @contextmanager
@@ -175,8 +163,6 @@ class BatchContext:
         """The model's counts of tokens; None where there are none to count."""
         if getattr(self._model, "module_map", None) is None:
             return None
-        from interp.prompt_length import Lengths
-
         return Lengths(self._model)
 
     @contextmanager
@@ -200,28 +186,9 @@ class BatchContext:
         finally:
             self.rule, self.limit = before
 
-    @contextmanager
-    def resumable(self, folder: Path, *, identity: str) -> Iterator[None]:
-        """While open, every loop by ``measured`` saves its batches in ``folder``, and reads the batches that are there.
-
-        A batch belongs to ``identity`` (model, settings), the number of the loop within the block, and its prompts. So
-        the block must do the same in the same order when it runs again. The folder is removed when the
-        block ends well. It is a help, not a result: where it cannot be written, everything is measured again.
-        """
-        before = self._kept
-        self._kept = _Kept(folder / hashlib.sha256(identity.encode()).hexdigest()[:12])
-        try:
-            yield
-        finally:
-            self._kept = before
-        shutil.rmtree(folder, ignore_errors=True)
-
     def follow(self, other: "BatchContext") -> None:
-        """Forms batches as ``other`` does, by its limit, and keeps them in its ``resumable`` block.
-
-        For a second model, whose loops come between the loops of the first.
-        """
-        self.rule, self.limit, self._kept = other.rule, other.limit, other._kept
+        """Form batches as ``other`` does, by its limit: for a second model between the loops of the first."""
+        self.rule, self.limit = other.rule, other.limit
 
     def form(self, prompts: "Sequence[Prompt]", batch_size: int | None = None) -> list[list[int]]:
         """The batches, as places in ``prompts``; ``batch_size`` is the most rows, or a study's rule if that is less."""
@@ -236,15 +203,12 @@ class BatchContext:
         measure: "Callable[[list[int]], Tensor]",
         *,
         batch_size: int | None = None,
-        name: str = "",
     ) -> "Tensor":
-        """What ``measure`` finds for places in ``prompts``: a tensor on the CPU with a row for each, in their order.
+        """Return what ``measure`` gives for places in ``prompts``: a CPU tensor with a row for each, in their order.
 
         Args:
             measure: is called with some places at a time, ascending, and again with fewer where memory runs out.
             batch_size: the most prompts at once, None for the rule's.
-            name: of what is measured; needed if a block of ``resumable`` may begin with another loop over the same
-                prompts.
 
         Raises:
             UserError: no prompts, batches of none, or a single prompt does not fit into memory.
@@ -256,16 +220,9 @@ class BatchContext:
                 f"{len(prompts)} prompts in batches of {self.rule.rows if batch_size is None else batch_size}; a "
                 "measurement needs at least one of each; check the limit"
             )
-        formed = self.form(prompts, batch_size)
-        folder = self._folder_of_loop(prompts, formed, name)
         rows: dict[int, Tensor] = {}
-        for batch in formed:
-            path = None if folder is None else folder / f"{batch[0]}-{len(batch)}.safetensors"
-            result = _read(path)
-            if result is None:
-                result = torch.cat(self._in_parts(batch, prompts, measure))
-                _keep(path, result)
-            rows.update(zip(batch, result, strict=True))
+        for batch in self.form(prompts, batch_size):
+            rows.update(zip(batch, torch.cat(self._in_parts(batch, prompts, measure)), strict=True))
         return torch.stack([rows[index] for index in range(len(prompts))])
 
     def gathered(
@@ -275,7 +232,7 @@ class BatchContext:
         *,
         batch_size: int | None = None,
     ) -> list[Thing]:
-        """What ``ask`` says of some prompts at a time, one thing for each, in their order. ``resumable`` keeps none.
+        """Return what ``ask`` says of some prompts at a time, one thing for each, in their order.
 
         Raises:
             UserError: a single prompt does not fit into memory.
@@ -300,53 +257,11 @@ class BatchContext:
 
         return self.measured(prompts, scored, batch_size=batch_size)
 
-    def halved(self, size: int, ask: Callable[[int], Thing]) -> Thing:
-        """The result of ``ask`` with ``size`` rows at once; started again with half of it whenever memory runs out.
-
-        For loops that are not ours to split.
-
-        Raises:
-            UserError: single rows do not fit.
-        """
-        size = min(size, self.limit.rows)
-        while True:
-            try:
-                return ask(size)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
-                    raise
-            if size == 1:
-                raise _too_large("a single prompt")
-            size //= 2
-            self.limit.lower(size)
-
     def _in_parts(
         self, batch: list[int], prompts: "Sequence[Prompt]", do: "Callable[[list[int]], Done]"
     ) -> "list[Done]":
         """The results of ``do`` for as many parts of ``batch``, places in ``prompts``, as memory requires."""
         return self.limit.parts(batch, lambda some: do(list(some)), name=lambda at: _name(prompts[at]))
-
-    def _folder_of_loop(self, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]], name: str) -> Path | None:
-        """Return the folder for the batches of this loop; None without a ``resumable`` block."""
-        if self._kept is None:
-            return None
-        self._kept.loops += 1
-        described = [
-            [
-                p.key,
-                p.text,
-                p.system,
-                None if p.image is None else p.image.size,
-                *filter(None, [p.answer_prefix, _turns(p)]),
-            ]
-            for p in prompts
-        ]
-        digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [name])]).encode()).hexdigest()[:12]
-        return self._kept.folder / f"{self._kept.loops}-{digest}"
-
-
-def _turns(prompt: "Prompt") -> list[Any]:
-    return [[part if isinstance(part, str) else part.size for part in turn.parts] for turn in prompt.messages]
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
@@ -401,24 +316,76 @@ def _name(prompt: Any) -> str:
     return str(prompt.key or prompt.text)
 
 
-def _read(path: Path | None) -> "Tensor | None":
-    """The rows of a batch that was kept; None where there are none, or none that can be read."""
-    if path is None or not path.is_file():
-        return None
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+class Lengths:
+    """Prompt lengths for one ``VLM``: tokens of the rendered text, and what a picture of that size adds.
 
-    with suppress(OSError, SafetensorError, KeyError):
-        return load_file(path)["rows"]
-    return None
+    A blank picture of each size is encoded once, with a question of one character, so the model's own processor says
+    how many tokens a picture has. Words that merge with what the processor puts around a picture can make a length
+    wrong by a token. Use it to form batches, not to index them. A picture of a size in ``refused`` counts as nothing.
+    """
+
+    def __init__(self, vlm: Any) -> None:
+        self.vlm = vlm
+        self._texts: dict[tuple[Any, ...], int] = {}
+        self._pictures: dict[Size, int] = {}
+        self.refused: dict[Size, str] = {}  # sizes that the model's processor cannot take, with its reason
+
+    def of(self, prompts: "Sequence[Prompt]", sizes: Sequence[Sequence[Size]]) -> list[int]:
+        """Return the length of each prompt, with pictures of these ``sizes`` in place of its own."""
+        keys = [_words(prompt) for prompt in prompts]
+        self._read({key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._texts})
+        for size in dict.fromkeys(size for row in sizes for size in row):
+            self._count_picture(size)
+        prefixes = [self.vlm.prefix_tokens(prompt) if prompt.answer_prefix else () for prompt in prompts]
+        return [
+            self._texts[key] + sum(self._pictures[size] for size in row) + len(prefix)
+            for key, row, prefix in zip(keys, sizes, prefixes, strict=True)
+        ]
+
+    def of_prompts(self, prompts: "Sequence[Prompt]") -> list[int]:
+        """Return the length of each prompt, its system text included."""
+        return self.of(prompts, [[image.size for image in prompt.images] for prompt in prompts])
+
+    def refusal(self, size: Size) -> str:
+        """Why the model's processor cannot take a picture of this size, "" if it can."""
+        self._count_picture(size)
+        return self.refused.get(size, "")
+
+    def _count_picture(self, size: Size) -> None:
+        from interp.pictures import PictureRefused
+
+        if size in self._pictures:
+            return
+        try:
+            self._pictures[size] = self._added(size)
+        except PictureRefused as refusal:
+            self._pictures[size], self.refused[size] = 0, str(refusal)
+
+    def _read(self, prompts: "Mapping[tuple[Any, ...], Prompt]") -> None:
+        """Cache the numbers of text tokens; a placeholder counts as text."""
+        if not prompts:
+            return
+        words = [self.vlm.render(prompt) for prompt in prompts.values()]
+        begin = self.vlm.tokenizer.bos_token
+        special = not (begin and words[0].startswith(begin))
+        ids = self.vlm.tokenizer(words, add_special_tokens=special)["input_ids"]
+        ends = self.vlm.ends_of_texts if special else 0
+        self._texts.update((key, len(row) - ends) for key, row in zip(prompts, ids, strict=True))
+
+    def _added(self, size: Size) -> int:
+        """Return how many tokens a prompt with a picture of this size has that are not in its text."""
+        from PIL import Image
+
+        from interp.prompt import Prompt
+
+        prompt = Prompt("?", Image.new("RGB", size))
+        key = _words(prompt)
+        self._read({} if key in self._texts else {key: prompt})
+        encoded = self.vlm.inputs([prompt])
+        return int(encoded["input_ids"].shape[1]) - self._texts[key]
 
 
-def _keep(path: Path | None, rows: "Tensor") -> None:
-    """Writes the rows of a batch whole or not at all."""
-    if path is None:
-        return
-    from safetensors.torch import save
-
-    with suppress(OSError):
-        with atomic_write(path) as draft:
-            draft.write_bytes(save({"rows": rows.contiguous()}))
+def _words(prompt: "Prompt") -> tuple[Any, ...]:
+    """Return what decides the text tokens: the words, and where pictures are."""
+    turns = [(turn.role, *(part if isinstance(part, str) else None for part in turn.parts)) for turn in prompt.messages]
+    return (prompt.text, prompt.image is not None, prompt.system, *turns)

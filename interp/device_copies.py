@@ -10,9 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SMALL = 2**25  # bytes below which a plain copy is about as fast
-PART = 2**24  # bytes of page-locked memory that a copy takes twice
-
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor made on the host, on ``device``, without waiting."""
@@ -20,16 +17,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on the CPU, in one transfer and so with one wait; they may be of several types and devices."""
-    if len(tensors) < 2 or all(one.device.type == "cpu" for one in tensors):
-        return [_fetched(one) for one in tensors]
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())  # each part stays aligned
-    parts = [tensors[i].to(tensors[0].device).contiguous().reshape(-1) for i in order]
-    if len({part.dtype for part in parts}) > 1:
-        parts = [part.view(torch.uint8) for part in parts]
-    packed = _fetched(torch.cat(parts)).split([len(part) for part in parts])
-    copies = {i: part.view(tensors[i].dtype).reshape(tensors[i].shape) for i, part in zip(order, packed, strict=True)}
-    return [copies[i] for i in range(len(tensors))]
+    """Return the tensors on the CPU, with one wait for each GPU. They may be of several types and devices."""
+    copies = [one.to("cpu", non_blocking=one.is_cuda) for one in tensors]
+    for device in {one.device for one in tensors if one.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    # The copies from a GPU are in page-locked memory, which torch uses again.
+    return [copy.clone() if one.is_cuda else copy for one, copy in zip(tensors, copies, strict=True)]
 
 
 def synchronised_time() -> float:
@@ -37,25 +30,6 @@ def synchronised_time() -> float:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _fetched(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU; from a GPU by way of page-locked memory, which is several times as fast."""
-    if tensor.device.type != "cuda" or tensor.nbytes < SMALL:
-        return tensor.cpu()
-    flat = tensor.contiguous().view(-1)
-    copy = torch.empty(flat.shape, dtype=flat.dtype)
-    parts = list(zip(flat.split(PART // flat.itemsize), copy.split(PART // flat.itemsize), strict=True))
-    stages = [torch.empty(len(parts[0][0]), dtype=flat.dtype, pin_memory=True) for _ in parts[:2]]
-    arrived = [torch.cuda.Event() for _ in stages]
-    for i in range(len(parts) + 1):  # a part is on its way while the one before it is copied on
-        if i < len(parts):
-            stages[i % 2][: len(parts[i][0])].copy_(parts[i][0], non_blocking=True)
-            arrived[i % 2].record(torch.cuda.current_stream(tensor.device))
-        if i:
-            arrived[(i - 1) % 2].synchronize()
-            parts[i - 1][1].copy_(stages[(i - 1) % 2][: len(parts[i - 1][1])])
-    return copy.view(tensor.shape)
 
 
 class Copies:

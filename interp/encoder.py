@@ -1,24 +1,37 @@
 """What a model is, and how its processor makes inputs of prompts: the base of ``interp.vlm.VLM``."""
 
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from PIL import Image
 from transformers import BatchFeature
 
+from interp.checkpoints.config import is_other
 from interp.errors import UserError
 from interp.families import PER_TOKEN, encode_pieces
 from interp.generation import appended
 from interp.margin import AnswerIds, answer_ids
 from interp.module_map import module_map_of
-from interp.output_head import native_head
 from interp.pictures import PictureRefused
-from interp.preprocessing import configuration_digest, is_other, preprocessing_digest, tokenizer_digest, tokenizers_of
 from interp.prompt import MARK, Prompt, render
 
+LENGTH = 12  # hex digits of a digest
+FORM = ".2"  # of the digest: two of other forms are not compared
+# What files say of themselves, of the library that wrote them, or of how they were loaded, and not of what they do.
+ASIDE = frozenset(
+    (
+        *("processor_class", "image_processor_type", "transformers_version", "name_or_path", "_name_or_path"),
+        *("architectures", "dtype", "torch_dtype", "use_cache", "quantization_config"),
+    )
+)
+LAST_CALL = ("padding", "truncation")  # of the tokenizer's own state
+PLAIN = (bool, int, float, str, list, tuple, type(None))
 BY_TOKEN = PER_TOKEN | {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 """Inputs with a column for each token."""
 
@@ -92,22 +105,26 @@ class Encoder:
         return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(first, other))
 
     @property
-    def rounded(self) -> str:
-        """Why margins are rounded as the model's type is, as a sentence; "" if they are float32."""
-        return native_head(self.model)
-
-    @property
     def speaker(self) -> Any:
         """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
         return self.model.get_submodule(self.module_map.lm_head.rpartition(".")[0])
 
     @property
     def preprocessing(self) -> str:
-        """A digest of configuration, processor, chat template, tokenizer and end tokens (``interp.preprocessing``).
+        """A digest of configuration, processor, chat template, tokenizer and end tokens ("sha256:3f…@5.23").
 
-        With the weights' ``revision`` it is what the model is.
+        With the weights' ``revision`` it is what the model is. The class of an image processor counts: PIL and
+        torchvision scale pictures to other pixels. The classes are transformers', and write other settings in another
+        version. So a digest names the minor version, and only two of the same version are compared.
         """
-        return preprocessing_digest(self.processor, digests=self._known_digests, ends=self.end_ids)
+        parts = {
+            name: [type(part).__name__, _settings(part.to_dict())] if hasattr(part, "to_dict") else _settings(part)
+            for name, part in vars(self.processor).items()
+            if name not in self._known_digests and (isinstance(part, PLAIN) or hasattr(part, "to_dict"))
+        }
+        library = ".".join(version("transformers").split(".")[:2])
+        decisive = [self._known_digests, sorted(self.end_ids), str(self.processor.chat_template), parts]
+        return f"sha256:{_digest(decisive)}@{library}{FORM}"
 
     @property
     def identity(self) -> list[str]:
@@ -128,9 +145,10 @@ class Encoder:
 
     @cached_property
     def _known_digests(self) -> dict[str, str]:
-        """Of what takes long to read and does not change: configuration and tokenizers."""
-        tokenizers = {name: tokenizer_digest(one) for name, one in tokenizers_of(self.processor).items()}
-        return {"configuration": configuration_digest(self.model.config), **tokenizers}
+        """Of what takes long to read and does not change: configuration and tokenizers; InstructBLIP has two."""
+        tokenizers = {name: _state(part) for name, part in vars(self.processor).items() if hasattr(part, "get_vocab")}
+        digested = {"configuration": _settings(self.model.config.to_diff_dict()), **tokenizers}
+        return {name: _digest(value) for name, value in digested.items()}
 
     @cached_property
     def end_ids(self) -> set[int]:
@@ -322,3 +340,22 @@ class Encoder:
                 if "image" not in str(error):
                     raise
         raise UserError(f"{self.name} cannot answer without an image; give every prompt one, a blank one if need be")
+
+
+def _state(tokenizer: Any) -> Any:
+    """Return vocabulary, merges, normalisation and special tokens; of a slow tokenizer only the vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return [sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]
+    state = {name: value for name, value in json.loads(backend.to_str()).items() if name not in LAST_CALL}
+    return state | {"special": str(tokenizer.special_tokens_map)}
+
+
+def _settings(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {str(name): _settings(value) for name, value in given.items() if name not in ASIDE}
+    return [_settings(each) for each in given] if isinstance(given, list | tuple) else given
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:LENGTH]

@@ -1,13 +1,15 @@
-"""Helpers around one call of ``generate()``: greedy settings, the generated ids, and what comes of them."""
+"""Helpers around one call of ``generate()``: greedy settings, the KV cache's name, the generated ids, the answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache as once
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from interp.errors import UserError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 # Checkpoints' settings are hidden (``special_tokens_alone``): Qwen2.5-VL ships sampling and a repetition penalty,
 # InstructBLIP five beams. These are said in every call all the same, for models with a generate of their own.
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+NAMES = ("cache", "past_key_values")  # of the KV cache in a forward: from transformers 5.24 on, and before
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -180,26 +183,46 @@ def appended(
 
     ``kind`` is the type of the new tokens if the family has ``token_type_ids``.
     """
-    mask = batch["attention_mask"].bool()
-    fills = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
+    mask, grown = batch["attention_mask"].bool(), dict(batch)
     added = {"attention_mask": 1, "token_type_ids": kind, "mm_token_type_ids": 0}
-    grown = dict(batch)
-    for name, fill in fills.items():
-        if name not in batch:
-            continue
+    for name in ({"input_ids"} | added.keys() | PER_TOKEN) & batch.keys():
         rows = []
-        for row, saved, tail in zip(batch[name], mask, tails, strict=True):
-            new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
-            rows.append(torch.cat([row[saved], row.new_tensor(new)]))
-        grown[name] = _padded(rows, fill, side)
-    for name in sorted(PER_TOKEN & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
-        rows = [
-            torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
-            for row, kept, tail in zip(batch[name], mask, tails, strict=True)
-        ]
-        grown[name] = _padded(rows, 0, side)
+        for row, real, tail in zip(batch[name], mask, tails, strict=True):
+            if name in PER_TOKEN:  # new tokens get the cross-attention mask of the prompt's last one
+                new = row[-1:].expand(len(tail), *row.shape[1:])
+            else:
+                new = row.new_tensor(list(tail) if name == "input_ids" else [added[name]] * len(tail))
+            rows.append(torch.cat([row[real], new]))
+        fill = pad if name == "input_ids" else 0
+        grown[name] = pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
     return grown
 
 
-def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> Int[Tensor, "row column *_"]:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
+def cache_in(values: Any) -> Any:
+    """The KV cache among a forward's arguments (a mapping) or in its output (an object); None where there is none."""
+    # Its items, since a transformers output that is asked for the old name warns on the terminal.
+    given = dict(values.items()) if isinstance(values, Mapping) else None
+    for name in NAMES:
+        cache = getattr(values, name, None) if given is None else given.get(name)
+        if cache is not None:
+            return cache
+    return None
+
+
+@once
+def cache_name() -> str:
+    """What the installed transformers calls it."""
+    from transformers.generation import utils
+
+    return "cache" if "cache" in getattr(utils, "ALL_CACHE_NAMES", ()) else "past_key_values"
+
+
+def with_cache(cache: Any) -> dict[str, Any]:
+    """The cache as an argument of a forward."""
+    return {cache_name(): cache}
+
+
+def pixel_inputs(inputs: Mapping[str, Any]) -> list[str]:
+    """Return the names of the inputs that hold pixels: floating-point tensors that are no mask."""
+    floats = (name for name, value in inputs.items() if getattr(value, "is_floating_point", bool)())
+    return sorted(name for name in floats if not name.endswith("mask"))

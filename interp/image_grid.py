@@ -7,7 +7,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -15,9 +15,6 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.families import Geometry
-
-if TYPE_CHECKING:
-    pass
 
 Size = tuple[int, int]
 """Width and height of a picture in pixels."""
@@ -101,15 +98,6 @@ def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     return grid_of("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1], box)
 
 
-def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """One run; ``image_grid_thw`` counts patches before merging."""
-    frames, height, width = (int(n) for n in tokens.batch["image_grid_thw"][tokens.picture])
-    merge = tokens.config.vision_config.spatial_merge_size
-    if frames != 1:
-        raise UserError(f"an image of {frames} frames; only pictures are mapped; give a picture instead of a video")
-    return (grid_of("base", tokens.columns, height // merge, width // merge),)
-
-
 def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     """Square tiles, row by row, then the whole picture. A single tile is the whole picture."""
     runs = _equal_runs(tokens)
@@ -184,7 +172,7 @@ def _by_numbers(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
 GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
     "patches": _patches,
     "anyres": _anyres,
-    "thw": _thw,
+    "thw": _by_numbers,
     "tiles": _tiles,
     "queries": _queries,
     "cross_attention": _queries,  # never called: there are no columns to lay out

@@ -15,39 +15,19 @@ from interp.vlm import VLM
 CONTRACT = Path(__file__).with_name("contract.json")
 
 
-def load(
-    source: str | Path | ModelConfig,
-    *,
-    dtype: str | None = None,
-    device: str | None = None,
-    revision: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool | None = None,
-    chat_template: str | None = None,
-    template: dict[str, Any] | None = None,
-    check: bool = True,
-) -> "VLM":
+def load(source: str | Path | ModelConfig, *, check: bool = True, **changes: Any) -> "VLM":
     """Load the model at ``source``: ``organism:<name>``, a folder, a hub id, or a ``ModelConfig``.
 
-    The other arguments, if given, replace the fields of ``ModelConfig`` with the same name. Weights are read from
-    safetensors only. ``check`` notes the tools that cannot be trusted on the model (``refuse_untrusted``).
-    ``VLM.revision`` is the hub commit, or for a folder a sha256 over its safetensors files.
+    ``changes`` replace fields of ``ModelConfig``, such as ``dtype``, ``device``, ``revision`` and ``chat_template``;
+    None leaves the field as it is. Weights are read from safetensors only. ``check`` notes the tools that cannot be
+    trusted on the model (``refuse_untrusted``). ``VLM.revision`` is the hub commit, or for a folder a sha256 over its
+    safetensors files.
 
     Raises:
         UserError: as ``interp.checkpoints.load.read_checkpoint``.
     """
-    given = {
-        "dtype": dtype,
-        "device": device,
-        "revision": revision,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-        "chat_template": chat_template,
-        "template": template,
-    }
     config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    config = replace(config, **changes)
+    config = replace(config, **{name: value for name, value in changes.items() if value is not None})
     model, processor, commit = read_checkpoint(config)
     vlm = VLM(model, processor, name=config.name, revision=commit)
     vlm.thinking = config.thinking

@@ -28,8 +28,6 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from interp.errors import UserError
 
 YES, NO = "Yes", "No"
-# Options of generate() that choose tokens from scores which no processor of ours sees.
-UNSEEN = ("assistant_model", "assistant_early_exit", "watermarking_config", "custom_generate")
 
 Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, " row"]]
 """What a tool measures: one number a prompt, from the logits of its first answer token. ``VLM.margin`` is one."""
@@ -189,11 +187,8 @@ class VerdictScores:
             moved -= 1
         self._plain = _Tap(current[:moved], AnswerScores(answers, every=every))
         self._final = _Tap(current[:chosen], AnswerScores(answers, every=every)) if chosen > moved else self._plain
-        self._models = _Tap([], AnswerScores(answers, every=False)) if moved else self._plain
-        first = [] if self._models is self._plain else [self._models]
         taps = [self._plain] if self._final is self._plain else [self._plain, *current[moved:chosen], self._final]
-        self.processors = LogitsProcessorList([*first, *current[:moved], *taps, *current[chosen:]])
-        self._seen = not any(options.get(name) for name in UNSEEN)
+        self.processors = LogitsProcessorList([*current[:moved], *taps, *current[chosen:]])
         self.sampled = bool(options.get("do_sample")) or any(getattr(one, "sampled", False) for one in current)
 
     @property
@@ -201,20 +196,18 @@ class VerdictScores:
         """Whether generate() has called the processors."""
         return self._plain.called
 
-    def check_model(self, name: str, dtype: object) -> None:
-        """Checks that the model's own scores, before any processor, are numbers; options of the call may mask with −∞.
+    def check_finite(self, name: str, dtype: object) -> None:
+        """Check that the first scores are numbers; options of the call may mask with −∞.
 
         Raises:
             UserError: they are not.
         """
-        scores = self._models.saved.first
+        scores = self._plain.saved.first
         if scores is None or not bool((scores.isnan() | scores.isposinf()).any()):
             return
-        kind = "NaN" if bool(scores.isnan().any()) else "infinite"
         raise UserError(
-            f"the scores of {name} itself are not finite ({kind}) in {str(dtype).removeprefix('torch.')}, before any "
-            "method has changed them; take model.dtype=bfloat16 or model.dtype=float32, or a checkpoint whose weights "
-            "are numbers"
+            f"the scores of {name} are not finite in {str(dtype).removeprefix('torch.')}; take model.dtype=bfloat16 or "
+            "model.dtype=float32, or a checkpoint whose weights are numbers"
         )
 
     def margins(self, rows: int, steps: Sequence[int | None] | None = None) -> Float[Tensor, " row"]:
@@ -227,7 +220,7 @@ class VerdictScores:
 
     def _read(self, tap: "_Tap", rows: int, steps: Sequence[int | None] | None) -> Float[Tensor, " row"]:
         uncut_scores(tap.before)  # a contrast raises here what it found in the last step
-        if not self._seen or any(getattr(processor, "unscored", "") for processor in tap.before):
+        if any(getattr(processor, "unscored", "") for processor in tap.before):
             return torch.full((rows,), torch.nan)
         return tap.saved.margins(rows, steps)[0]
 

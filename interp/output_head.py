@@ -5,39 +5,38 @@ not larger, and a contrast multiplies that. The hidden states and weights behind
 are their products. While ``float32_head`` is open the head returns float32 logits, computed again from the same hidden
 states. A scale or a soft cap is then applied by the model's code, in float32.
 
-For a score the answers' few rows are enough, and cost nothing. ``VLM.generate`` computes the whole head, so that all
-arms choose from the same numbers. On a GPU that is a product of the same matrices that is not rounded at the end: no
-copy, no more bytes to read. Elsewhere torch has no such product. There the weights are kept a second time in float32,
-which on a CPU takes as long as the native head.
+On a GPU that is a product of the same matrices that is not rounded at the end: no copy, no more bytes to read.
+Elsewhere torch has no such product. There, and for gradients, the weights are kept a second time in float32, which on a
+CPU takes as long as the native head.
 
 A float32 model's head is left as it is. Where the logits cannot be had again, the native ones are used, and
 ``native_head`` says why.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from interp.device_copies import to_device
 from interp.module_map import module_map_of
 
 FEW = 16  # rows: from here on either way of a product takes about as long
-PROBES, SAMPLED = 4, 256  # hidden states and rows of the head that are compared with the native logits
+PROBES = 4  # hidden states whose logits are compared with the native ones
 
 
 @contextmanager
-def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[None]:
-    """While open, the head of ``model`` gives float32 logits: of ``tokens``, or of the whole vocabulary (None).
+def float32_head(model: Any) -> Iterator[None]:
+    """While open, the head of ``model`` gives float32 logits.
 
-    The other tokens' logits are the native ones. Gradients reach the hidden states, not the weights of a whole head.
-    For ``model.generate`` with a contrastive logits processor, open it around the call; ``VLM.generate`` opens it too.
-    Changes nothing where ``native_head`` has a reason.
+    Gradients reach the hidden states, not the weights. For ``model.generate`` with a contrastive logits processor, open
+    it around the call; ``VLM.generate`` opens it too. Changes nothing where ``native_head`` has a reason.
 
     Raises:
         UserError: the family is not supported.
@@ -46,11 +45,14 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
     if kind.itemsize >= 4 or native_head(model):
         yield
         return
-    if tokens is None:
-        hooks = _Whole()
-        handles = [head.register_forward_pre_hook(hooks.before), head.register_forward_hook(hooks)]
-    else:
-        handles = [head.register_forward_hook(_Rows(head, tokens))]
+    with _exact(head):
+        yield
+
+
+@contextmanager
+def _exact(head: Any) -> Iterator[None]:
+    hooks = _Whole()
+    handles = [head.register_forward_pre_hook(hooks.before), head.register_forward_hook(hooks)]
     try:
         yield
     finally:
@@ -97,30 +99,18 @@ def _head_of(model: Any) -> tuple[Any, torch.dtype]:
     return head, model.dtype
 
 
-class _Part(NamedTuple):
-    """A linear layer of the head; ``start`` is the token of its first row."""
-
-    start: int
-    weight: Tensor
-    bias: Tensor | None
-
-
-def _parts(head: Any) -> list[_Part]:
-    """One layer; in IDEFICS a second one holds the tokens that were added to the vocabulary. None of another module."""
+def _parts(head: Any) -> list[Any]:
+    """Return the linear layers of the head: in IDEFICS a second one has the tokens added to the vocabulary."""
     if not isinstance(head, nn.Linear):
         return []
-    more = getattr(head, "additional_fc", None)
-    return [
-        _Part(0, head.weight, head.bias),
-        *([] if more is None else [_Part(len(head.weight), more.weight, more.bias)]),
-    ]
+    return [head, *filter(None, [getattr(head, "additional_fc", None)])]
 
 
 def _reason(head: Any) -> str:
     """Why the head's logits stay rounded; "" if they need not."""
     if not isinstance(head, nn.Linear):
         return f"the head is a {type(head).__name__}, no plain linear layer; if an adapter is on it, merge it"
-    for _, weight, _ in _parts(head):
+    for weight in (part.weight for part in _parts(head)):
         if not weight.is_floating_point():
             return f"its weights are packed ({weight.dtype}); leave the head out of the quantisation"
         if weight.is_meta:
@@ -132,17 +122,13 @@ def _reason(head: Any) -> str:
 
 @torch.no_grad()
 def _compared(head: nn.Linear) -> str:
-    """Compares the recomputed logits of a sample of tokens with the native ones, for random hidden states."""
+    """Compare the recomputed logits with the native ones, for random hidden states."""
     made = torch.randn(PROBES, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
     probe = to_device(made, head.weight.device).to(head.weight.dtype)
-    tokens = [
-        part.start + number
-        for part in _parts(head)
-        for number in range(0, len(part.weight), max(1, len(part.weight) // SAMPLED))
-    ]
     try:
         native = head(probe).float()
-        again = _Rows(head, tokens)(head, (probe,), native)
+        with _exact(head):
+            again = head(probe)
         # Half of it is the rounding of one number; a GPU may round its partial sums too.
         allowed = 2 * torch.finfo(probe.dtype).eps * again.abs().max()
         off = (again - native).abs().max()
@@ -150,28 +136,6 @@ def _compared(head: nn.Linear) -> str:
     except (RuntimeError, NotImplementedError, TypeError, IndexError) as error:
         return f"they could not be computed again ({str(error).splitlines()[0][:120]})"
     return f"the logits computed again differ from its own by {float(off):.2g}, more than rounding does" * differs
-
-
-class _Rows:
-    """The hook that puts the float32 logits of some tokens in place of the head's."""
-
-    def __init__(self, head: Any, tokens: Sequence[int]) -> None:
-        self._rows: list[tuple[_Part, Tensor]] = []
-        for part in _parts(head):
-            members = [token for token in dict.fromkeys(tokens) if 0 <= token - part.start < len(part.weight)]
-            if members:
-                self._rows.append((part, to_device(torch.tensor(members), part.weight.device)))
-
-    def __call__(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        hidden = arguments[0].to(output.device)  # accelerate moves them inside the head's forward
-        if hidden.shape[:-1] != output.shape[:-1]:  # another block has held them back, and computed all
-            return output
-        logits = output.to(torch.float32, copy=True)
-        for part, tokens in self._rows:
-            rows = tokens - part.start
-            exact = hidden.float() @ part.weight.index_select(0, rows).float().T
-            logits.index_copy_(-1, tokens, exact if part.bias is None else exact + part.bias[rows].float())
-        return logits
 
 
 class _Whole:
@@ -192,16 +156,14 @@ class _Whole:
         if hidden is None:  # another block has held them back
             return output
         pieces = []
-        for number, part in enumerate(_parts(module)):
-            logits = _product(hidden.to(output.device).flatten(0, -2), part.weight, module, number)
+        for part in _parts(module):
+            logits = _product(hidden.to(output.device).flatten(0, -2), part.weight)
             pieces.append(logits if part.bias is None else logits + part.bias.float())
         return torch.cat(pieces, -1).unflatten(0, hidden.shape[:-1])
 
 
-def _product(
-    hidden: Float[Tensor, "row width"], weight: Float[Tensor, "token width"], head: Any, number: int
-) -> Float[Tensor, "row token"]:
-    """``hidden`` × ``weight`` transposed in float32, of the part with this number of the head."""
+def _product(hidden: Float[Tensor, "row width"], weight: Float[Tensor, "token width"]) -> Float[Tensor, "row token"]:
+    """Return ``hidden`` × ``weight`` transposed, in float32."""
     if weight.device.type != "cpu" and not (torch.is_grad_enabled() and hidden.requires_grad):
         try:
             return torch.mm(hidden, weight.detach().T, out_dtype=torch.float32)
@@ -209,19 +171,12 @@ def _product(
             raise
         except (RuntimeError, NotImplementedError, TypeError):  # torch has no such product here
             pass
-    rows, exact = hidden.float(), _copied(weight, head, number)
+    version = weight.device, 0 if weight.is_inference() else weight._version
+    if _COPIES.get(weight, (None,))[0] != version:
+        _COPIES[weight] = version, weight.detach().float()
+    rows, exact = hidden.float(), _COPIES[weight][1]
     # A few rows go as the product's transpose, which on a CPU reads the weights once.
     return (exact @ rows.T).T if len(rows) < FEW else rows @ exact.T
 
 
-_COPIES: "WeakKeyDictionary[nn.Module, dict[int, tuple[ref[Tensor], Any, Tensor]]]" = WeakKeyDictionary()
-
-
-def _copied(weight: Tensor, head: Any, number: int) -> Tensor:
-    """Return the weights in float32, made once, and again if they have changed."""
-    copies = _COPIES.setdefault(head, {})
-    source, state, _ = copies.get(number, (None, None, None))
-    version = weight.device, 0 if weight.is_inference() else weight._version
-    if source is None or source() is not weight or state != version:
-        copies[number] = ref(weight), version, weight.detach().float()
-    return copies[number][2]
+_COPIES = WeakTensorKeyDictionary()  # weights → their version, and the same in float32

@@ -21,9 +21,9 @@ from transformers import LogitsProcessor
 
 from interp.attention.check import check_recorder, made_up
 from interp.errors import UserError
+from interp.generation import pixel_inputs
 from interp.hooks.attention import AttentionCall, intercept
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
-from interp.preprocessing import pixel_inputs
 from interp.prompt import Prompt
 from interp.reference import BOUNDS, MOST, Reference, float32_copy, products
 from interp.scaling import FITS, picture_ends, relative_error, sublayer_factor

@@ -1,24 +1,44 @@
-"""The file format of directions and trained methods: named tensors with a JSON description, in safetensors.
+"""The file format of what was learned: named tensors with a JSON description, and hashes of the training rows.
 
-Importing this module loads no torch; writing and reading do.
+A row of training has two hashes of its text (the question, and the words that it asks about) and one of its picture. A
+conversation has hashes of all its texts, of the user's texts, and of its pictures side by side. A re-encoded or resized
+copy has nearly the same. An evaluation recognises its cases by them. Nothing else of a row is saved: 64 bits of a
+text's sha256, 64 bits of dHash, and the mean colours of the picture's four quarters. dHash says which of two neighbours
+in a 9 x 8 grid of greys is brighter. A text that somebody guesses can be confirmed.
+
+Source of dHash: Krawetz 2013, "Kind of Like That", hackerfactor.com. dHash without colours confuses some drawn icons.
+Importing this module loads no torch; writing and reading tensors do.
 """
 
+import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interp.errors import UserError
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
-    from interp.training_rows import TrainingRows
     from interp.vlm import VLM, Prompt
 
 KEY = "forestlens"  # one metadata key: safetensors does not keep the order of several, and files are hashed
+ROWS = "training_rows"  # in the description of a file
+FILE = "training_rows.json"  # next to an adapter
 DIGEST_LENGTH = 12
+NEAR_BITS = 8  # of 64, in which the dHashes of one picture differ at most
+NEAR_COLOUR = 12  # of 255, by which a mean colour of one picture differs at most
+TEXT, DHASH, COLOURS = 8, 8, 12  # bytes
+ROW = 2 * TEXT + DHASH + COLOURS
+TILE = 64  # pixels of a side of a picture next to others
+NO_PICTURE = b"\xff" * (DHASH + COLOURS)
 
 
 class NamedTensors(NamedTuple):
@@ -42,7 +62,7 @@ def write_tensors(
     Args:
         kind: the type of content, which ``read_tensors`` checks.
         about: a JSON-serialisable description. Name, revision and preprocessing of ``vlm`` are added.
-        learned_from: the labelled cases that taught it; their hashes are kept (``interp.training_rows``).
+        learned_from: the labelled cases that taught it; their hashes are saved (``TrainingRows``).
     """
     from safetensors.torch import save_file
 
@@ -54,9 +74,6 @@ def write_tensors(
     described = {**about, "kind": kind, "model": vlm.name, "revision": vlm.revision}
     described["preprocessing"] = vlm.preprocessing
     if learned_from is not None:
-        from interp.training_rows import KEY as ROWS
-        from interp.training_rows import TrainingRows
-
         described[ROWS] = TrainingRows.from_prompts(learned_from).as_json()
     save_file(plain, path, metadata={KEY: json.dumps(described, sort_keys=True)})
 
@@ -67,21 +84,15 @@ def read_tensors(path: Path, kind: str) -> NamedTensors:
     Raises:
         UserError: the file does not exist, cannot be read, or holds another kind.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
 
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(KEY, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"no {kind} can be read from {path} ({error}); delete the file and learn it again") from error
-    about = about if isinstance(about, dict) else {}
+    about = description_of(path)
     if about.get("kind") != kind:
         raise UserError(
-            f"no {kind} can be read from {path}: it holds {about.get('kind') or 'something else'}; "
-            f"give a file with {kind}"
+            f"no {kind} can be read from {path}: it holds {about.get('kind') or 'nothing that is known'}; give a file "
+            f"with {kind}, or delete this one and learn it again"
         )
-    return NamedTensors(tensors, about)
+    return NamedTensors(load_file(path), about)
 
 
 def description_of(path: Path) -> dict[str, Any]:
@@ -97,10 +108,7 @@ def description_of(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> "TrainingRows | None":
-    """The training rows of an adapter in the folder ``place``, or of what was learned in a file; None if not known."""
-    from interp.training_rows import FILE, TrainingRows
-    from interp.training_rows import KEY as ROWS
-
+    """Return the training rows of an adapter in a folder, or of what was learned in a file; None if not known."""
     if not path.is_dir():
         return TrainingRows.from_json(description_of(path).get(ROWS))
     try:
@@ -122,20 +130,121 @@ def digest_of(path: Path) -> str:
         raise UserError(f"nothing learned at {path} ({error.strerror}); learn it first") from error
 
 
-def check_model(vlm: "VLM", learned: NamedTensors, width: int | None = None) -> None:
-    """Checks that ``learned``, of ``width`` channels where it has any, was written for the weights of ``vlm``.
+def check_model(vlm: "VLM", learned: NamedTensors) -> None:
+    """Check that ``learned`` was written for the weights of ``vlm``.
 
     Raises:
-        UserError: another width, other weights or another preprocessing.
+        UserError: other weights or another preprocessing.
     """
     kind, about = learned.about["kind"], learned.about
-    hidden = int(vlm.model.config.get_text_config().hidden_size)
-    if width not in (None, hidden):
-        raise UserError(
-            f"{kind} was learned on a model of width {width}, and {vlm.name} has {hidden}; learn it on this model"
-        )
     if other := vlm.other_than(about):
         raise UserError(
             f"{kind} was learned on {about.get('model')}, which differs from {vlm.name} in {other}; learn it on this "
             "model"
         )
+
+
+def text_hash(text: str) -> bytes:
+    """Return 8 bytes of the sha256 of the text's words, without case, punctuation, spaces and Unicode's variants."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return hashlib.sha256((" ".join(re.findall(r"\w+", folded)) or folded.strip()).encode()).digest()[:TEXT]
+
+
+def picture_hash(image: "Image.Image | None") -> bytes:
+    """Return 8 bytes of dHash and the mean RGB of the four quarters, as 20 bytes; all ones for no picture."""
+    if image is None:
+        return NO_PICTURE
+    from PIL.Image import Resampling
+
+    from interp.pictures import as_seen
+
+    seen = as_seen(image)
+    grey = seen.convert("L").resize((9, 8), Resampling.LANCZOS).tobytes()
+    bits = "".join(str(int(grey[i + 1] > grey[i])) for i in range(len(grey)) if i % 9 < 8)
+    return int(bits, 2).to_bytes(DHASH) + seen.resize((2, 2), Resampling.BOX).tobytes()
+
+
+def row_hash(question: str, about: str, image: "Image.Image | None") -> bytes:
+    """Return 36 bytes: of the question, of the words that it asks about ("": the question), and of the picture."""
+    return text_hash(question) + text_hash(about or question) + picture_hash(image)
+
+
+def prompt_hash(prompt: "Prompt") -> bytes:
+    """Return the ``row_hash`` of a prompt; of a conversation: of all texts, of the user's, and of all pictures."""
+    if not prompt.messages:
+        return row_hash(prompt.text, prompt.request, prompt.image)
+    texts, questions = (
+        "\n".join(turn.text for turn in prompt.turns if turn.role in roles)
+        for roles in (("user", "assistant"), ("user",))
+    )
+    return row_hash(texts, questions, _side_by_side(prompt.images))
+
+
+def _side_by_side(images: "Sequence[Image.Image]") -> "Image.Image | None":
+    from PIL import Image
+
+    from interp.pictures import as_seen
+
+    if len(images) < 2:
+        return next(iter(images), None)
+    joined = Image.new("RGB", (TILE * len(images), TILE))
+    for number, image in enumerate(images):
+        joined.paste(as_seen(image).resize((TILE, TILE), Image.Resampling.LANCZOS), (TILE * number, 0))
+    return joined
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The different rows of one training, by their ``row_hash``."""
+
+    rows: tuple[bytes, ...]
+
+    @classmethod
+    def from_hashes(cls, rows: Iterable[bytes]) -> "TrainingRows":
+        """Return the different ones of ``rows``, each made by ``row_hash``."""
+        return cls(tuple(dict.fromkeys(rows)))
+
+    @classmethod
+    def from_prompts(cls, prompts: "Sequence[Prompt]") -> "TrainingRows":
+        """Return the rows of the prompts that a method learns from."""
+        return cls.from_hashes(map(prompt_hash, prompts))
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TrainingRows | None":
+        """Return the rows that ``as_json`` gave; None if they cannot be read."""
+        try:
+            packed = base64.b64decode(value["rows"], validate=True)
+        except (TypeError, KeyError, ValueError):
+            return None
+        return None if len(packed) % ROW else cls(tuple(packed[i : i + ROW] for i in range(0, len(packed), ROW)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the rows in base64: 48 characters for each."""
+        return {"rows": base64.b64encode(b"".join(self.rows)).decode()}
+
+    def write(self, folder: Path) -> None:
+        """Write an adapter's record to its ``folder``, which ``read_rows`` reads."""
+        (folder / FILE).write_text(json.dumps(self.as_json()) + "\n", encoding="utf-8")
+
+    def overlap(self, cases: Iterable[bytes]) -> list[bool]:
+        """Return which cases, given by their ``row_hash``, are among the rows: the text and the picture of one row."""
+        pictures = defaultdict[bytes, list[bytes]](list)
+        for row in self.rows:
+            for text in _texts(row):
+                pictures[text].append(row[2 * TEXT :])
+        same = []
+        for case in cases:
+            others = (picture for text in _texts(case) for picture in pictures[text])
+            same.append(any(_near(picture, case[2 * TEXT :]) for picture in others))
+        return same
+
+
+def _texts(row: bytes) -> set[bytes]:
+    return {row[:TEXT], row[TEXT : 2 * TEXT]}
+
+
+def _near(first: bytes, other: bytes) -> bool:
+    """Return whether two hashes are of one picture; no picture is near only to no picture."""
+    if (int.from_bytes(first[:DHASH]) ^ int.from_bytes(other[:DHASH])).bit_count() > NEAR_BITS:
+        return False
+    return max(abs(a - b) for a, b in zip(first[DHASH:], other[DHASH:], strict=True)) <= NEAR_COLOUR

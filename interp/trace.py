@@ -5,10 +5,11 @@ sublayer is the child of a layer whose output goes into no other child. Which ou
 from the memory that tensors share, so that a model without weights (torch's meta device) can be traced.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,7 @@ class Block:
 
     ``attention`` takes its function from transformers' interface, and ``heads_out`` adds up its ``heads``.
     ``after_attention`` and ``mlp`` are the modules whose outputs are added to the residual stream: the sublayer itself
-    or the norm behind it. A layer without attention (recurrent, convolutional) has a ``mixer`` in its place. ``more``
-    are other modules whose outputs are added (inputs by layer, as Gemma 4 has them).
+    or the norm behind it. A layer without attention (recurrent, convolutional) has a ``mixer`` in its place.
     """
 
     attention: str = ""
@@ -36,7 +36,6 @@ class Block:
     after_attention: str = ""
     mlp: str = ""
     mixer: str = ""
-    more: tuple[str, ...] = ()
     heads: int = 0
 
 
@@ -46,29 +45,29 @@ def is_empty(model: nn.Module) -> bool:
     return weight is None or weight.device.type not in ("cpu", "cuda", "mps", "xpu")
 
 
-def _probe(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
-) -> tuple[Tensor, None]:
-    """An attention function that notes who calls it, and gives zeros."""
-    rows, heads, queries, _width = query.shape
-    _CALLS.append(_Call(module, heads, heads * value.shape[-1]))
-    return value.new_zeros(rows, queries, heads, value.shape[-1]), None
-
-
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     module: Any
     heads: int
     width: int
 
 
 _CALLS: list[_Call] = []
+
+
+def _probe(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
+) -> tuple[Tensor, None]:
+    """Note who calls this attention function, and give zeros."""
+    rows, heads, queries, _width = query.shape
+    _CALLS.append(_Call(module, heads, heads * value.shape[-1]))
+    return value.new_zeros(rows, queries, heads, value.shape[-1]), None
+
+
 AttentionInterface.register(PROBE, _probe)
 AttentionMaskInterface.register(PROBE, eager_mask)
 
 
-@dataclass(frozen=True)
-class _Ran:
+class _Ran(NamedTuple):
     """One call of a module in the traced forward."""
 
     name: str
@@ -79,27 +78,24 @@ class _Ran:
 
 
 def inside(model: Any, language_model: str, layers_at: str, lm_head: str, *, pictured: bool) -> dict[str, Any]:
-    """``blocks`` and ``final_norm``, from one forward of words; the other arguments are fields of a layout."""
+    """Return ``blocks`` and ``final_norm``, from one forward of words; the other arguments are fields of a layout."""
     decoder, layers = model.get_submodule(language_model), model.get_submodule(layers_at)
-    head = model.get_submodule(lm_head) if lm_head else None
     ran: dict[Any, list[_Ran]] = {owner: [] for owner in (*layers, decoder)}
-    seen: dict[Any, tuple[Tensor | None, Tensor | None]] = {}
     head_takes: list[Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(bare(model))
-        stack.enter_context(_probed(decoder))
-        for owner in ran:
-            inner = owner.named_modules() if owner is not decoder else owner.named_children()
-            for name, module in inner:
-                if module not in (owner, layers):
-                    stack.callback(_noted(module, name, ran[owner]))
-        for layer in layers:
-            stack.callback(_noted_whole(layer, seen))
-        if head is not None:
+        stack.enter_context(switched(decoder, PROBE))
+        stack.callback(_CALLS.clear)
+        for owner, notes in ran.items():
+            for name, module in owner.named_children() if owner is decoder else owner.named_modules():
+                if module is not layers:
+                    hook = module.register_forward_hook(partial(_note, notes, name), with_kwargs=True)
+                    stack.callback(hook.remove)
+        if lm_head:
+            head = model.get_submodule(lm_head)
             stack.callback(head.register_forward_pre_hook(lambda m, args: head_takes.append(args[0])).remove)
         run_words(model, lm_head, pictured=pictured)
-        calls = list(_CALLS)
-    blocks = {i: _block(layer, ran[layer], calls, *seen[layer]) for i, layer in enumerate(layers) if layer in seen}
+        blocks = {i: _block(layer, *ran[layer]) for i, layer in enumerate(layers) if ran[layer]}
     norms = [one.name for one in ran[decoder] if any(same_memory(one.out, taken) for taken in head_takes)]
     return {"blocks": blocks, "final_norm": f"{language_model}.{norms[-1]}".lstrip(".") if norms else ""}
 
@@ -138,14 +134,6 @@ def bare(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _probed(decoder: Any) -> Iterator[None]:
-    _CALLS.clear()
-    with switched(decoder, PROBE):
-        yield
-    _CALLS.clear()
-
-
-@contextmanager
 def switched(decoder: Any, name: str) -> Iterator[None]:
     """The attention implementation of a decoder's configs, and of no other part's, while open."""
     configs = {id(m.config): m.config for m in decoder.modules() if hasattr(getattr(m, "config", None), "sub_configs")}
@@ -159,26 +147,12 @@ def switched(decoder: Any, name: str) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
-def _noted(module: Any, name: str, into: list[_Ran]) -> Callable[[], None]:
-    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        into.append(
-            _Ran(
-                name,
-                module,
-                _first([*args, kwargs.get("hidden_states"), *kwargs.values()]),
-                _first([output]),
-                len(_CALLS),
-            )
-        )
-
-    return module.register_forward_hook(note, with_kwargs=True).remove
-
-
-def _noted_whole(layer: Any, seen: dict[Any, Any]) -> Callable[[], None]:
-    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        seen[module] = _first([*args, kwargs.get("hidden_states")]), _first([output])
-
-    return layer.register_forward_hook(note, with_kwargs=True).remove
+def _note(
+    notes: list[_Ran], name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    others = kwargs.values() if name else ()
+    into = _first([*args, kwargs.get("hidden_states"), *others])
+    notes.append(_Ran(name, module, into, _first([output]), len(_CALLS)))
 
 
 def _first(values: Sequence[Any]) -> Tensor | None:
@@ -200,14 +174,15 @@ def same_memory(first: Tensor | None, other: Tensor | None) -> bool:
     return first is other or first.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None, out: Tensor | None) -> Block:
-    """What one layer is made of, from what ran in it."""
+def _block(layer: Any, *ran: _Ran) -> Block:
+    """Return what one layer is made of, from what ran in it; the layer itself ended last."""
+    *parts, (_, _, into, out, _) = ran
     if into is None or out is None or into.ndim != 3 or into.shape != out.shape:
         shapes = " → ".join(str(tuple(one.shape)) if one is not None else "nothing" for one in (into, out))
         raise UserError(f"a layer keeps several residual streams, or none ({shapes})")
     names = {module: name for name, module in layer.named_modules()}
-    own_calls = [(number, call) for number, call in enumerate(calls) if call.module in names]
-    children = [one for one in ran if "." not in one.name and one.out is not None and one.out.numel() == into.numel()]
+    own_calls = [(number, call) for number, call in enumerate(_CALLS) if call.module in names]
+    children = [one for one in parts if "." not in one.name and one.out is not None and one.out.numel() == into.numel()]
     ends = [
         one for one in children if not any(same_memory(other.into, one.out) for other in children if other is not one)
     ]
@@ -219,11 +194,10 @@ def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None,
     mixer = rest.pop(0) if not attention and len(rest) > 1 else ""
     return Block(
         attention=attention,
-        heads_out=_heads_out(ran, attention, *own_calls[0]) if own_calls else "",
+        heads_out=_heads_out(parts, attention, *own_calls[0]) if own_calls else "",
         after_attention=of_attention[-1] if of_attention else "",
         mlp=rest[0] if rest else "",
         mixer=mixer,
-        more=tuple(rest[1:]),
         heads=own_calls[0][1].heads if own_calls else 0,
     )
 
@@ -242,17 +216,14 @@ def _is_norm(module: Any) -> bool:
 
 
 def _heads_out(ran: list[_Ran], attention: str, number: int, call: _Call) -> str:
-    """The linear layer behind the attention call that takes the heads side by side."""
+    """Return the linear layer behind the attention call that takes the heads side by side."""
     total = next((one.out for one in ran if one.name == attention), None)
-    behind = [
-        one
-        for one in ran
-        if one.calls > number
-        and one.name.startswith(attention + ".")
-        and isinstance(getattr(one.module, "weight", None), Tensor)
-        and one.into is not None
-        and one.into.shape[-1] == call.width
-        and one.module.weight.ndim == 2
-    ]
+    inner = [one for one in ran if one.calls > number and one.name.startswith(f"{attention}.") and one.into is not None]
+    behind = [one for one in inner if _is_linear(one.module) and one.into.shape[-1] == call.width]  # type: ignore[union-attr]
     last = [one for one in behind if same_memory(one.out, total)] or behind
     return last[-1].name if last else ""
+
+
+def _is_linear(module: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2

@@ -93,10 +93,7 @@ class VLM(Encoder):
 
     def float32_logits(self, metric: Metric | None = None) -> AbstractContextManager[None]:
         """While open, the logits that ``metric`` (default: the margin) needs are float32 (``interp.output_head``)."""
-        if metric is unread:
-            return nullcontext()
-        yes_no = self.metric is None and metric in (None, self.margin)
-        return float32_head(self.model, [token for ids in self.answer_ids for token in ids] if yes_no else None)
+        return nullcontext() if metric is unread else float32_head(self.model)
 
     @property
     def _speakers(self) -> list[Any]:
@@ -129,7 +126,8 @@ class VLM(Encoder):
         """
         self.batches.go_on()
         batch = self.encode(prompts) if encoded is None else encoded
-        options = GREEDY | self._special_tokens() | generate_kwargs
+        special = {"eos_token_id": sorted(self.end_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
+        options = GREEDY | special | generate_kwargs
         check_call(options, batch["attention_mask"], seed)
         rendered = [self.render(prompt) for prompt in prompts]
         scores = VerdictScores(logits_processor or (), self.answer_ids, options, every=self.late_verdicts)
@@ -137,17 +135,13 @@ class VLM(Encoder):
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
         with special_tokens_alone(*self._speakers), seeded(seed, self.device), float32_head(self.model):
-            try:
-                output = self._run(batch, options) if decode is None else decode(self._run, batch, options)
-            except (ValueError, RuntimeError) as error:
-                self._check_fit(error)
-                raise
+            output = self._run(batch, options) if decode is None else decode(self._run, batch, options)
         if logits_processor and not scores.ran:
             raise UserError(
                 f"{self.name} has a generate of its own that runs no logits processor; a method that changes logits "
                 "would change nothing; take one that does not (baseline, prompt, verbalise), or another model"
             )
-        scores.check_model(self.name, self.dtype)
+        scores.check_finite(self.name, self.dtype)
         ends = ids_of(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
@@ -233,27 +227,10 @@ class VLM(Encoder):
             result["texts"][row], result["thoughts"][row], result["thought_tokens"][row] = text, thought, tokens
         return result
 
-    def _check_fit(self, error: Exception) -> None:
-        """After a forward's ``error``: whether processor and model count a picture's tokens alike.
-
-        Raises:
-            UserError: they do not.
-        """
-        words = str(error).lower()
-        if "image features" in words and "image tokens" in words:
-            raise UserError(
-                f"processor and weights of {self.name} do not fit: {' '.join(str(error).split())}; they count the "
-                "tokens of a picture alike; take the processor files that came with these weights"
-            ) from error
-
     def _go_on(self, input_ids: Int[Tensor, "row column"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
         """A stopping criterion that ends no answer: it leaves ``generate`` where the work is wanted no more."""
         self.batches.go_on()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-
-    def _special_tokens(self) -> dict[str, Any]:
-        """The end and padding ids for ``generate``."""
-        return {"eos_token_id": sorted(self.end_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
 
     def positions(self, attention_mask: Int[Tensor, "row column"]) -> dict[str, Int[Tensor, "row column"]]:
         """``position_ids`` for a padded batch in one forward, as in generate(); empty where the model has its own."""
@@ -301,12 +278,8 @@ class VLM(Encoder):
         # A list: the hidden states it selects from may be on another device than the inputs.
         columns = sorted({column - back for column in last for back in range(count)})
         # Without a cache: nothing is decoded, and keys and values take gigabytes at 7B.
-        try:
-            with self.float32_logits(metric):
-                logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
-        except (ValueError, RuntimeError) as error:
-            self._check_fit(error)
-            raise
+        with self.float32_logits(metric):
+            logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
         if logits.shape[1] != len(columns):  # some families give the logits of every column all the same
             columns = list(range(logits.shape[1]))
         steps = [[columns.index(column - back) for back in reversed(range(count))] for column in last]

@@ -47,7 +47,7 @@ Before a method is tried
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from interp.public_names import module_of
+from interp import module_of
 
 if TYPE_CHECKING:
     from mitigation.attention_steering import AttentionSteering

@@ -14,10 +14,9 @@ from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor
 from transformers.cache_utils import DynamicLayer
 
-from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
 from interp.families import PER_TOKEN
-from interp.generation import Generation
+from interp.generation import Generation, cache_in, with_cache
 from interp.margin import uncut_scores
 from interp.output_head import float32_head
 from interp.speed.prefill_cache import altered

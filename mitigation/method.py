@@ -84,7 +84,7 @@ class Abilities:
     ``CalibratedShift``) or the share of Yes of the arm under study (``fit(margins, target_yes_share)``, as
     ``YesBias``)."""
     learned_in: str = ""
-    """The folder or file of what it learned from labelled cases, with their hashes (``interp.training_rows``); "" for a
+    """The folder or file of what it learned from labelled cases, with their hashes (``interp.tensor_file``); "" for a
     method that learned nothing."""
     work: Work = Work()
     """What it computes for one case."""

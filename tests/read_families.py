@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -159,7 +158,6 @@ def _pixtral(**more: Any) -> Recipe:
 
 
 PINPOINTS = [[32, 32], [32, 64], [64, 32], [64, 64]]
-GRANITE = [[64, 64], [32, 64], [64, 32]]
 READ: dict[str, Recipe] = {
     "llava_onevision": Recipe(
         image={"size": SQUARE, "image_grid_pinpoints": PINPOINTS},
@@ -168,14 +166,6 @@ READ: dict[str, Recipe] = {
         ids={"video_token_id": "<video>"},
     ),
     "mistral3": _pixtral(),
-    "lighton_ocr": _pixtral(
-        named={
-            "image_token": "<|image_pad|>",
-            "image_break_token": "<|vision_pad|>",
-            "image_end_token": "<|vision_end|>",
-        },
-    ),
-    "mistral_large4": _pixtral(vision={"image_size": 64}, text={"num_key_value_heads": 4}),
     "vipllava": Recipe(
         image={"size": SQUARE, "crop_size": SQUARE},
         processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -188,25 +178,9 @@ READ: dict[str, Recipe] = {
     ),
     "qwen3_5": _qwen(text=HYBRID),
     "qwen3_5_moe": _qwen(text=HYBRID),
-    "exaone4_5": _qwen(
-        processor_class="",
-        ids={"vision_start_token_id": None, "vision_end_token_id": None},
-        vision={"fullatt_block_indexes": [2], "window_size": 32},
-        text={"num_hidden_layers": 4, "sliding_window_pattern": 4, "layer_types": OWN},
-    ),
-    "cosmos3_edge": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        named={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
-        marks=("<|vision_start|>", "<|vision_end|>"),
-    ),
     "glm4v": _glm(),
     "glm46v": _glm(),
     "glm4v_moe": _glm(image_class="Glm4vImageProcessorPil", rope=MROPE | {"partial_rotary_factor": 1.0}),
-    "glm_ocr": _glm(
-        image_class="Glm46VImageProcessorPil",
-        processor_class="Glm46VProcessor",
-        rope=MROPE | {"partial_rotary_factor": 1.0},
-    ),
     "gemma4": Recipe(
         image={"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 2},
         processor={"image_seq_length": 16},
@@ -275,78 +249,11 @@ READ: dict[str, Recipe] = {
         },
         top={"hidden_size": 32, "vocab_size": 600},
     ),
-    "granite4_vision": Recipe(
-        image={"size": {"shortest_edge": 32}, "crop_size": SQUARE, "image_grid_pinpoints": GRANITE},
-        processor={
-            "patch_size": 8,
-            "vision_feature_select_strategy": "default",
-            "num_additional_image_tokens": 1,
-            "downsample_rate": "1/2",
-        },
-        vision={"hidden_size": 64},
-        text={
-            "num_hidden_layers": 4,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 4.0,
-            "embedding_multiplier": 2.0,
-            "attention_multiplier": 0.3,
-        },
-        top={
-            "image_grid_pinpoints": GRANITE,
-            "downsample_rate": "1/2",
-            "deepstack_layer_map": [[-1, 0], [-2, 1]],
-            "spatial_target_layers": [2],
-            "spatial_vision_layer": -1,
-        },
-        parts={
-            "qformer_config": (
-                "blip_2_qformer",
-                {
-                    "hidden_size": 64,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "intermediate_size": 16,
-                    "encoder_hidden_size": 64,
-                    "vocab_size": 50,
-                },
-            )
-        },
-    ),
-    "video_llama_3": Recipe(
-        image={"patch_size": 8, "size": AREA, "merge_size": 2},
-        named={"image_token": "<image>", "video_token": "<video>"},
-        ids={"video_token_id": "<video>"},
-        video=SimpleNamespace(merge_size=2, use_token_compression=False),
-    ),
-    "paddleocr_vl": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        named={"image_token": "<|IMAGE_PLACEHOLDER|>", "video_token": "<|video_pad|>"},
-        marks=("<|IMAGE_START|>", "<|IMAGE_END|>"),
-        ids={
-            "video_token_id": "<|video_pad|>",
-            "vision_start_token_id": "<|IMAGE_START|>",
-            "vision_end_token_id": "<|IMAGE_END|>",
-        },
-        around="<|IMAGE_START|>%s<|IMAGE_END|>",
-        text={"rope_parameters": MROPE},
-        vision={"spatial_merge_size": 2, "head_dim": OWN},
-    ),
-    **dict.fromkeys(
-        ("minicpmv4_6", "minicpmv4_7"),
-        Recipe(
-            image={"scale_resolution": 32, "patch_size": 8, "max_slice_nums": 4},
-            video=SimpleNamespace(slice_mode=False, downsample_mode="16x"),
-            text=HYBRID,
-            top={"insert_layer_id": 1, "image_size": 32},
-        ),
-    ),
-    "llava_next_video": Recipe(
-        image={"size": {"shortest_edge": 32}, "crop_size": SQUARE, "image_grid_pinpoints": PINPOINTS},
-        processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
-        top={"image_grid_pinpoints": PINPOINTS},
-        marks=("<image>", "<video>"),
-        ids={"video_token_index": "<video>"},
-        image_token_id="image_token_index",
+    "minicpmv4_6": Recipe(
+        image={"scale_resolution": 32, "patch_size": 8, "max_slice_nums": 4},
+        video=SimpleNamespace(slice_mode=False, downsample_mode="16x"),
+        text=HYBRID,
+        top={"insert_layer_id": 1, "image_size": 32},
     ),
     "aria": Recipe(
         image={"max_image_size": 490, "min_image_size": 336},
@@ -355,211 +262,14 @@ READ: dict[str, Recipe] = {
         vision={"image_size": 980, "patch_size": 70},
         top={"projector_patch_to_query_dict": {49: 4, 196: 4}, "vision_feature_layer": -1},
     ),
-    "janus": Recipe(
-        image={"size": SQUARE},
-        processor={"num_image_tokens": 16},
-        marks=("<image>",),
-        named={
-            "image_token": "<image_placeholder>",
-            "boi_token": "<begin_of_image>",
-            "eoi_token": "<end_of_image>",
-        },
-        vision={
-            "num_image_tokens": 16,
-            "depth": 2,
-            "mlp_ratio": 1.0,
-            "projection_dim": 32,
-            "attention_bias": True,
-            "hidden_dropout_rate": 0.0,
-        },
-    ),
-    "ernie4_5_vl_moe": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        named={
-            "image_token": "<|IMAGE_PLACEHOLDER|>",
-            "video_token": "<|VIDEO|>",
-            "image_start_token": "<|IMAGE_START|>",
-            "image_end_token": "<|IMAGE_END|>",
-            "video_start_token": "<|VIDEO_START|>",
-            "video_end_token": "<|VIDEO_END|>",
-        },
-        vision={"spatial_merge_size": 2},
-        text={
-            "moe_intermediate_size": [16, 16],
-            "moe_k": 2,
-            "moe_num_shared_experts": 1,
-            "rope_parameters": MROPE | {"mrope_section": [1, 1, 2]},
-        },
-        ids={
-            "video_token_id": "<|VIDEO|>",
-            **{
-                f"{w}_{e}_token_id": f"<|{w.upper()}_{e.upper()}|>"
-                for w in ("image", "video")
-                for e in ("start", "end")
-            },
-        },
-        around="<|IMAGE_START|>%s<|IMAGE_END|>",
-    ),
-    "hyperclovax_vision_v2": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        named={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>"},
-    ),
-    "lfm3_vl": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        named={"image_token": "<image>", "video_token": "<video>"},
-        text={"num_hidden_layers": 4},
-    ),
-    "cohere_compass": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        text={"rope_parameters": {"full_attention": MROPE}},
-        vision={"spatial_merge_size": 2, "deepstack_visual_indexes": [1]},
-    ),
-    "hunyuan_vl": Recipe(
-        image={"patch_size": 8, "size": AREA},
-        named={"image_token": "<|image_token|>"},
-        text={"rope_parameters": MROPE | {"mrope_section": [1, 1, 1, 1]}},
-        vision={"spatial_merge_size": 2, "text_hidden_size": 32},
-        ids={"im_start_id": "<|image_start_token|>", "im_end_id": "<|image_end_token|>"},
-        around="<|image_start_token|>%s<|image_end_token|>",
-    ),
-    "cohere2_vision": Recipe(
-        image={"size": SQUARE, "patch_size": 2, "max_patches": 4},
-        named={
-            "image_token": "<|IMG_PATCH|>",
-            "boi_token": "<|START_OF_IMG|>",
-            "eoi_token": "<|END_OF_IMG|>",
-            "img_line_break_token": "<|IMG_LINE_BREAK|>",
-        },
-        text={"num_hidden_layers": 4},
-        top={"downsample_factor": 2, "alignment_intermediate_size": 32},
-    ),
-    "kimi_k25": Recipe(
-        image={"size": {"max_height": 64, "max_width": 64}, "patch_size": 8},
-        named={"image_token": "<|media_pad|>", "video_token": "<|vid|>"},
-        text={"num_key_value_heads": 4},
-        vision={"pos_emb_height": 8, "pos_emb_width": 8},
-        top={"projection_hidden_size": 16},
-    ),
-    "lfm2_vl": Recipe(
-        image={
-            "size": SQUARE,
-            "tile_size": 32,
-            "encoder_patch_size": 8,
-            "max_tiles": 4,
-            "min_tiles": 2,
-            "min_image_tokens": 1,
-            "max_image_tokens": 4,
-            "max_num_patches": 16,
-        },
-        named={
-            "image_token": "<image>",
-            "image_start_token": "<|image_start|>",
-            "image_end_token": "<|image_end|>",
-            "image_thumbnail": "<|img_thumbnail|>",
-        },
-        marks=tuple(f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5)),
-        text={
-            "num_hidden_layers": 4,
-            "full_attn_idxs": [1, 3],
-            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-        },
-        vision={"num_patches": 16},
-        top={"projector_hidden_size": 16},
-    ),
-    "llama4": Recipe(
-        image={"size": SQUARE, "max_patches": 4},
-        processor={"patch_size": 8, "pixel_shuffle_ratio": 0.5},
-        placeholder="<|image|>",
-        vision={
-            "vision_output_dim": 16,
-            "projector_input_dim": 16,
-            "projector_output_dim": 16,
-            "intermediate_size": 64,
-        },
-        text={"num_hidden_layers": 4, "attention_chunk_size": 64, "num_experts_per_tok": 1, "moe_layers": [1, 3]},
-        ids={"image_token_index": "<|patch|>", "image_token_id": "<|patch|>"},
-    ),
-    "step3p7": Recipe(
-        image={"size": SQUARE, "patch_size": 16, "vision_patch_size": 4, "downsampler_stride": 4},
-        marks=("<im_patch>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
-        vision={"patch_size": 4, "max_position_embeddings": 64, "mlp_ratio": 1.0},
-        text={"num_hidden_layers": 4},
-    ),
-    "molmo2": Recipe(
-        image={"size": SQUARE, "patch_size": 8, "max_crops": 4, "overlap_margins": [1, 1]},
-        named={"image_token": "<|image|>", "video_token": "<|video|>"},
-        marks=(
-            *("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>", "<im_low>"),
-            *("<frame_start>", "<frame_end>"),
-        ),
-        vision={"image_size": [32, 32], "num_position_embeddings": 16},
-        ids={
-            "image_patch_id": "<im_patch>",
-            "image_start_token_id": "<im_start>",
-            "image_end_token_id": "<im_end>",
-            "low_res_image_start_token_id": "<low_res_im_start>",
-            "frame_start_token_id": "<frame_start>",
-            "frame_end_token_id": "<frame_end>",
-        },
-        image_token_id="image_patch_id",
-        text={"additional_vocab_size": 16},
-        parts={
-            "adapter_config": (
-                "",
-                {
-                    "vision_feature_layer": [2, 1],
-                    "hidden_size": 16,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "head_dim": 8,
-                    "intermediate_size": 16,
-                    "text_hidden_size": 32,
-                },
-            )
-        },
-    ),
-    "qianfan_ocr": Recipe(
-        image={"size": SQUARE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
-        processor={"image_seq_length": 4},
-        named={
-            "start_image_token": "<img>",
-            "end_image_token": "</img>",
-            "context_image_token": "<IMG_CONTEXT>",
-            "video_token": "<video>",
-        },
-        placeholder="<image>",
-    ),
     "deepseek_vl_hybrid": Recipe(
         image={"size": SQUARE, "high_res_size": SQUARE},
         processor={"num_image_tokens": 16},
         named={"image_token": "<image_placeholder>"},
     ),
-    "glmga": _glm(processor_class="Glm46VProcessor"),
-    "granite_docling": Recipe(
-        image={"size": SQUARE, "max_patches": 4},
-        processor={"image_seq_len": 4},
-        named={"image_token": "<image>"},
-        marks=("<end_of_utterance>",),
-        vision={"patch_size": 4},
-        top={"scale_factor": 2},
-    ),
-    "video_llava": Recipe(
-        image={"size": SQUARE, "crop_size": SQUARE},
-        processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
-        named={"image_token": "<image>", "video_token": "<video>"},
-        image_token_id="image_token_index",
-        ids={"video_token_index": "<video>"},
-    ),
 }
-NEEDS_TORCHVISION = frozenset(
-    ("mistral3", "mistral_large4", "cohere2_vision", "kimi_k25", "lfm2_vl", "llama4", "step3p7", "molmo2")
-)
+NEEDS_TORCHVISION = frozenset(("mistral3",))
 """Families whose image processor exists with torchvision alone."""
-
-
-def buildable() -> list[str]:
-    """The families of ``READ`` that can be built on this machine."""
-    return [name for name in READ if name not in NEEDS_TORCHVISION or find_spec("torchvision")]
 
 
 def build(name: str, seed: int = 0) -> Pieces:

@@ -11,7 +11,7 @@ import torch
 
 from experiments.command_line.arguments import expand
 from experiments.command_line.mistakes import in_a_sentence
-from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.source import ORGANISMS
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 

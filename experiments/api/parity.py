@@ -36,7 +36,7 @@ QUESTIONS = (
 )
 TEMPLATE = "another chat template, system prompt or beginning token (vLLM: --chat-template; here: model.chat_template)"
 LOST = "pictures do not arrive: no token of them is read there"
-LIMITS = "other limits on the picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels, longest_edge)"
+LIMITS = "other limits on the picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels)"
 COARSER = "a coarser number format there (vLLM: --dtype float32)"
 WEIGHTS = "other weights, another image processor, or sampling defaults that change log-probabilities"
 DECODING = "two tokens that are nearly as likely, or sampling defaults of the server (vLLM: --generation-config vllm)"

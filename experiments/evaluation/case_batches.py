@@ -21,8 +21,8 @@ from interp.batching import BatchRule
 from interp.pictures import ORIENTATION
 
 if TYPE_CHECKING:
+    from interp.batching import Lengths
     from interp.prompt import Prompt
-    from interp.prompt_length import Lengths
 
 Thing = TypeVar("Thing")
 Pictures = Image.Image | tuple[Image.Image, ...] | None

@@ -87,8 +87,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
     if not prompts:
         raise MethodFault("no development case can be learned from; raise limit, or repair the images")
     try:
-        names = repr((method, vlm.identity, vlm.metric, safe, [content_of(sample) for sample in samples]))
-        with vlm.batches.resumable(out.with_suffix(".kept"), identity=names), atomic_write(out) as draft:
+        with atomic_write(out) as draft:
             method.learn(vlm, prompts, safe, out=draft)
     except OSError as error:
         raise UserError(

@@ -19,7 +19,7 @@ from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
 from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results
-from experiments.runs.store import KEPT, read_object
+from experiments.runs.store import read_object
 from experiments.types import Sample
 from interp.figures.glyphs import encoded
 
@@ -91,7 +91,6 @@ def look_inside(
     present: Callable[[Details, Results], Presented],
     *,
     status: str,
-    depends_on: object = None,
 ) -> list[RenderableType]:
     """Look inside the model, report it, and return what to print.
 
@@ -106,7 +105,6 @@ def look_inside(
         examine: measures; returns details and rows.
         present: makes the report's section and its figures, which become ``figures/<name>.svg`` and ``.png``.
         status: shown meanwhile.
-        depends_on: everything else that the forwards depend on.
     """
     folder, file = work.store.path, f"{name}.json"
     cases = digest([work.loaded.manifest, [sample.id for sample in samples]])
@@ -116,7 +114,8 @@ def look_inside(
     measured = {entry.quantity for entry in results}
     if details.get("settings") != settings or not measured.issuperset(details["quantities"]):
         earlier = details.get("quantities", ())
-        details, rows = _examined(work, name, digest([settings, depends_on, repr(work.vlm.metric)]), examine, status)
+        with work.answering.batching(name), work.console.status(status):
+            details, rows = examine()
         results = write_results(folder, rows, replaced=earlier)
         quantities = sorted({entry.quantity for entry in rows})
         details = {"settings": settings, "quantities": quantities, **details, "finished": timestamp()}
@@ -127,19 +126,3 @@ def look_inside(
         (folder / "figures" / f"{figure}.png").write_bytes(encoded(drawn.figure, "png", dpi=150))
     files = f"numbers: {folder / FILE} and {folder / file}; the report has tables and figures"
     return [*map(in_terminal, section.tables), *section.sentences, f"{NOTE}{section.note}", files]
-
-
-def _examined(
-    work: Study, name: str, identity: str, examine: Callable[[], tuple[Details, Sequence[Row]]], status: str
-) -> tuple[Details, Sequence[Row]]:
-    """Return what ``examine`` measures, in batches of the study.
-
-    A killed examination continues.
-    """
-    vlm, folder = work.vlm, work.store.path / KEPT / name
-    with (
-        work.answering.batching(name),
-        vlm.batches.resumable(folder, identity=digest([identity, *vlm.identity])),
-        work.console.status(status),
-    ):
-        return examine()

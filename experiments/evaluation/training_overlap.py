@@ -1,6 +1,6 @@
 """Whether an arm that was trained before is evaluated on its own training rows, found before any weights load.
 
-An adapter and a learned file carry hashes of their rows (``interp.training_rows``). A case is a training row if its
+An adapter and a learned file carry hashes of their rows (``interp.tensor_file``). A case is a training row if its
 text and its picture are the same, even if the picture was re-encoded or resized. What an arm learns within the study
 itself is kept apart by ``experiments.benchmarks.disjoint``.
 """
@@ -18,8 +18,7 @@ from experiments.evaluation.cases import limited
 from experiments.report.text import shortfall
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
-from interp.tensor_file import read_rows
-from interp.training_rows import FILE, NO_PICTURE, ROW, prompt_hash
+from interp.tensor_file import FILE, NO_PICTURE, ROW, prompt_hash, read_rows
 from mitigation.method import abilities
 
 ENTRY = "training_rows"  # of environment.json
@@ -77,8 +76,6 @@ def exclude_trained(arms: Mapping[str, Any], model: Any, loaded: Loaded, *, skip
         if trained is None:
             notes.append(f"The training rows of {arm} ({places[arm]}) are unknown, so cases may be among them.")
             continue
-        if not trained.complete:
-            notes.append(f"Of the {trained.examples:,} training rows of {arm}, {len(trained.rows):,} are on record.")
         for sample, same in zip(loaded.samples, trained.overlap(hashes), strict=True):
             if same:
                 learned_by.setdefault(sample.id, []).append(arm)

@@ -30,7 +30,6 @@ from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
-KEPT = "kept"  # a folder of what an interrupted analysis has measured; it goes when the analysis is done
 _NUMBERED = re.compile(r"(.+)\.(\d+)\.jsonl")
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.serving.errors import DROPPED, BadRequest, Failed, Full
-from interp.batching import BatchRule, Stopped, out_of_memory
+from interp.batching import BatchRule, Lengths, Stopped, out_of_memory
 from interp.errors import UserError
-from interp.prompt_length import Lengths
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt

@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import open_pictures
 from experiments.config import Run
 from experiments.evaluation import study
@@ -114,8 +113,7 @@ class ConversationCauses:
             pairs = self._pairs(seen.samples, work.run)
             samples = [sample for pair in pairs for sample in pair]
             return look_inside(work, NAME, asdict(self) | {"draws": draws}, samples, examine, present,
-                               status="parts of conversations, one by one",
-                               depends_on=[content_of(sample) for sample in samples])  # fmt: skip
+                               status="parts of conversations, one by one")  # fmt: skip
 
 
 class Twins(NamedTuple):

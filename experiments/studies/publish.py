@@ -22,7 +22,7 @@ from experiments.runs.provenance import HUB_ID, model_title, without_paths
 from experiments.runs.results_table import Results
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
-from interp.training_rows import FILE as ROWS
+from interp.tensor_file import FILE as ROWS
 from mitigation.own_file import file_digest
 from mitigation.vrtuning.checkpoint import CONFIG, RECORD, WEIGHTS, adapter_hash
 

@@ -10,11 +10,10 @@ from interp.errors import UserError
 from interp.thoughts import check_marks
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ORGANISM = "organism:"
 OWN_KEYWORDS = ("messages", "add_generation_prompt")  # of a chat template, which every request sets
-BOUNDS = ("min_pixels", "max_pixels", "longest_edge", "max_tiles")
+POSITIVE = ("memory_gib", "min_pixels", "max_pixels", "answer_tokens")
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,14 @@ class ModelConfig:
     ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``.
     ``revision`` is the hub's branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU.
     ``device="auto"`` is the GPU if there is one. ``device_map`` spreads a model over all GPUs and, if they are too
-    small, this machine's memory, as accelerate's map of that name does. ``trust_remote_code`` runs Python code from the
-    checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own; ``template`` are its keywords
-    (``{"enable_thinking": False}``). ``thinking`` names the marks of a thought (``interp.thoughts``), if they are not
-    known: ``{"open": "<reflect>", "close": "</reflect>"}``. ``answer_tokens`` is how long an answer may be, a thought
-    included, where the run says nothing else (``max_new_tokens``).
+    small, this machine's memory, as accelerate's map of that name does. ``chat_template`` (Jinja) replaces the
+    processor's own; ``template`` are its keywords (``{"enable_thinking": False}``). ``thinking`` names the marks of a
+    thought (``interp.thoughts``), if they are not known: ``{"open": "<reflect>", "close": "</reflect>"}``.
+    ``answer_tokens`` is how long an answer may be, a thought included, where the run says nothing else
+    (``max_new_tokens``).
 
-    Limits on picture size; None keeps the checkpoint's. ``min_pixels`` and ``max_pixels`` are areas (height × width)
-    for families that keep a picture's native resolution. ``longest_edge`` is the side (pixels) that pictures are scaled
-    to before tiling. ``max_tiles`` is the number of tiles. Which limits apply depends on the family
-    (``interp.checkpoints.load.set_bounds``).
+    ``min_pixels`` and ``max_pixels`` limit the area of pictures (height × width) in families that keep a picture's
+    native resolution; None keeps the checkpoint's.
 
     ``force`` loads it also where its weights and one prompt seem not to fit (``interp.checkpoints.memory``).
 
@@ -53,15 +50,12 @@ class ModelConfig:
     device: str = "auto"
     device_map: str | None = None
     attn_implementation: str = "sdpa"
-    trust_remote_code: bool = False
     family: str = ""
     licence: str = ""
     gated: bool = False
     memory_gib: float | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
-    longest_edge: int | None = None
-    max_tiles: int | None = None
     chat_template: str | None = None
     template: dict[str, Any] | None = None
     thinking: dict[str, str] | None = None
@@ -73,48 +67,26 @@ class ModelConfig:
             raise UserError(
                 f"model {self.name!r} has an empty path; it is {ORGANISM}<name>, a folder or a hub id; set model.path"
             )
-        if self.dtype not in DTYPES:
-            raise UserError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}; set model.dtype to one of them")
-        kind, _, number = self.device.partition(":")
-        if kind not in DEVICES or (":" in self.device and not (kind == "cuda" and number.isdigit())):
+        for name, known in (("dtype", DTYPES), ("device_map", (None, *DEVICE_MAPS))):
+            if (value := getattr(self, name)) not in known:
+                names = ", ".join(each for each in known if each)
+                raise UserError(f"unknown {name} {value!r}; known: {names}; set model.{name} to one of them")
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UserError(
-                f"unknown device {self.device!r}; known: {', '.join(DEVICES)}, cuda:<number>; correct model.device"
+                f"unknown device {self.device!r}; known: auto, cpu, mps, cuda, cuda:<number>; set model.device"
             )
-        if self.memory_gib is not None and not self.memory_gib > 0:
-            raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out if it is not known")
-        if self.answer_tokens is not None and self.answer_tokens < 1:
-            raise UserError(f"model.answer_tokens={self.answer_tokens} is below 1; an answer has one token or more")
-        self._check_map()
-        self._check_bounds()
-        if self.template:
-            check_keywords(self.template)
-        if self.thinking is not None:
-            check_marks(self.thinking)
-
-    def _check_map(self) -> None:
-        if self.device_map is not None and self.device_map not in DEVICE_MAPS:
-            raise UserError(
-                f"unknown device_map {self.device_map!r}; known: {', '.join(DEVICE_MAPS)}; set model.device_map=auto"
-            )
+        for name in POSITIVE:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise UserError(f"model.{name}={value} is not above 0; leave it out to keep the default")
         if self.device_map is not None and self.device != "auto":
             raise UserError(
                 f"device {self.device} and device_map {self.device_map} are both given; both place the model; "
                 "leave one out"
             )
-
-    def _check_bounds(self) -> None:
-        for name, value in self.pixel_bounds:
-            if value < 1:
-                raise UserError(f"model.{name}={value} is not above 0; null keeps the checkpoint's own")
-        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise UserError(
-                f"model.min_pixels={self.min_pixels} is above model.max_pixels={self.max_pixels}; change one of them"
-            )
-
-    @property
-    def pixel_bounds(self) -> tuple[tuple[str, int], ...]:
-        """Name and value of each limit that is set."""
-        return tuple((name, value) for name in BOUNDS if (value := getattr(self, name)) is not None)
+        if self.template:
+            check_keywords(self.template)
+        if self.thinking is not None:
+            check_marks(self.thinking)
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
@@ -124,15 +96,16 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
         UserError: a name that no template can read or that each request sets, or a value that is no JSON.
     """
     for name, value in keywords.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise UserError(f"model.template: {name!r} is no name that a chat template can read; names have letters, "
-                            "digits and _; mend it")  # fmt: skip
-        if name in OWN_KEYWORDS:
-            raise UserError(f"model.template.{name} is set by the request itself; leave it out")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
+            raise UserError(f"model.template.{name}={value!r} cannot be written as JSON; give a JSON value") from error
+        if name in OWN_KEYWORDS or not str(name).isidentifier():
             raise UserError(
-                f"model.template.{name}={value!r} cannot be written as JSON; a chat template is given texts, finite "
-                "numbers, true, false, null, lists and objects of them; mend it"
-            ) from error
+                f"model.template.{name} is no keyword of a chat template, or each request sets it; leave it out"
+            )
+
+
+def is_other(recorded: str | None, here: str) -> bool:
+    """Return whether two digests tell two models apart; one that is unknown or of another version does not."""
+    return bool(recorded) and recorded != here and str(recorded).partition("@")[2] == here.partition("@")[2]

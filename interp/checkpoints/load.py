@@ -1,29 +1,32 @@
 """Reads a checkpoint: configuration, processor and weights. ``interp.loading.load`` wraps it in a ``VLM``."""
 
 import hashlib
-import json
 import re
-import shlex
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from PIL import Image
-
-from interp.checkpoints.cache import ADAPTER, ROWS, check_made, in_parts, is_in_parts, organism_folder, parts_hash
+from interp.batching import out_of_memory
 from interp.checkpoints.config import ORGANISM, ModelConfig
-from interp.checkpoints.hub import ORGANISMS, Source, brief, find, gated, warning_of_remote_code
-from interp.checkpoints.memory import (
-    check_room,
-    device_map,
-    estimate,
-    offloaded,
-    row_bytes,
-    stored_numbers,
+from interp.checkpoints.memory import GIB, check_room, row_bytes, stored_numbers
+from interp.checkpoints.source import (
+    ADAPTER,
+    GET,
+    HASH,
+    ORGANISMS,
+    ROWS,
+    SHOWN,
+    Source,
+    brief,
+    check_made,
+    find,
+    gated,
+    is_in_parts,
+    organism_folder,
+    parts_hash,
+    weights_hash,
 )
 from interp.errors import UserError
 from interp.prompt import check_chat_template, with_keywords
@@ -31,14 +34,12 @@ from interp.prompt import check_chat_template, with_keywords
 if TYPE_CHECKING:
     import torch
 
-HASH_LENGTH = 12
 BASE = ORGANISMS / "llava"  # of an organism that is an adapter
 NEEDED_SETTINGS = ("patch_size", "vision_feature_select_strategy")  # of processors that have them
-TILES = ("max_patches", "max_image_tiles")  # what image processors call the number of tiles
 
 
 def read_checkpoint(config: ModelConfig) -> tuple[Any, Any, str]:
-    """Model, processor and revision of the checkpoint that ``config`` names, from safetensors only.
+    """Return model, processor and revision of the checkpoint that ``config`` names, from safetensors only.
 
     The revision is the hub commit, or a hash of a folder's weights. What can fail quickly is checked first: device,
     location, architecture, file format, memory, processor.
@@ -47,30 +48,22 @@ def read_checkpoint(config: ModelConfig) -> tuple[Any, Any, str]:
         UserError: a location, hub or device that is not there; an unsupported architecture, or weights that do not fit
             it or are in another format; a processor that cannot be built.
     """
-    if config.trust_remote_code:
-        print(f"warning: {warning_of_remote_code(config)}", file=sys.stderr)
     target = resolve_device(config.device, config.name)
     source = find(config)
     configuration = read_config(source, config)
     check_format(source)
     revision = _made_here(source, config)
     dtype = dtype_on(config.dtype, target)
-    kind, numbers = str(dtype).removeprefix("torch."), source.numbers or _stored(source)
-    row = row_bytes(configuration, kind)
-    if note := estimate(config, numbers, kind, None if config.device_map else target, row):
-        print(note, file=sys.stderr)
-    places = device_map(config, configuration, dtype)
-    if places is not None and (warning := offloaded(places)):
-        print(f"warning: {warning}", file=sys.stderr)
-    elif places is None:
-        check_room(config, numbers, kind, target, row)
+    if config.device_map is None:
+        kind = str(dtype).removeprefix("torch.")
+        check_room(config, source.numbers or _stored(source), kind, target, row_bytes(configuration, kind))
     processor = read_processor(source, config)
-    model = read_weights(source, config, target, dtype, places)
+    model = read_weights(source, config, target, dtype)
     return model, processor, revision or source.commit or weights_hash(Path(source.path))
 
 
 def _made_here(source: Source, config: ModelConfig) -> str | None:
-    """The hash of the weights of an organism that is kept in parts; of one in the cache it is checked.
+    """Return the hash of an organism that is kept in parts; check it if it was made in the cache.
 
     None for any other model.
 
@@ -80,7 +73,7 @@ def _made_here(source: Source, config: ModelConfig) -> str | None:
     folder, name = Path(source.path), config.path.removeprefix(ORGANISM)
     if is_adapted(folder):
         digest = hashlib.sha256(f"{weights_hash(BASE)} {parts_hash(folder)}".encode())
-        return f"sha256:{digest.hexdigest()[:HASH_LENGTH]}"
+        return f"{HASH}{digest.hexdigest()[:SHOWN]}"
     if not config.path.startswith(ORGANISM) or folder != organism_folder(name):
         return None
     digest_of_weights = weights_hash(folder)
@@ -89,7 +82,9 @@ def _made_here(source: Source, config: ModelConfig) -> str | None:
 
 
 def resolve_device(name: str, model: str = "the model") -> "torch.device":
-    """The torch device for ``name``; ``auto`` is CUDA if available, else the CPU. ``model`` is for the error message.
+    """Return the torch device for ``name``; ``auto`` is CUDA if available, else the CPU.
+
+    ``model`` is for the error message.
 
     Raises:
         UserError: the device is not available.
@@ -116,7 +111,7 @@ def _stored(source: Source) -> dict[str, int] | None:
 
 
 def read_config(source: Source, config: ModelConfig) -> Any:
-    """The checkpoint's configuration.
+    """Return the checkpoint's configuration.
 
     Raises:
         UserError: no configuration, or a model that takes no pictures.
@@ -126,13 +121,8 @@ def read_config(source: Source, config: ModelConfig) -> Any:
 
     from interp.module_map import refuse_encoder_decoder
 
-    if source.local_only and Path(source.path).is_dir() and not (Path(source.path) / "config.json").is_file():
-        raise UserError(f"no config.json in {source.path}; a model folder holds one; give a saved checkpoint's folder")
-    configuration = _reading(
-        source, "configuration", AutoConfig.from_pretrained, trust_remote_code=config.trust_remote_code
-    )
-    remote = "AutoModelForImageTextToText" in (getattr(configuration, "auto_map", None) or {})
-    if type(configuration) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote:
+    configuration = _reading(source, "configuration", AutoConfig.from_pretrained)
+    if type(configuration) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise UserError(
             f"{source.path} is a '{configuration.model_type}' checkpoint, not an image-text-to-text model; prompts "
             "here have images; choose a model of transformers that takes them (docs/guide-models.md lists tested ones)"
@@ -142,20 +132,20 @@ def read_config(source: Source, config: ModelConfig) -> Any:
 
 
 def check_format(source: Source) -> None:
-    """Checks that the weights are safetensors (other formats run code when opened) and that no file is missing.
+    """Check that the weights are complete and in safetensors, since other formats run code when opened.
 
     Raises:
-        UserError: another format, no weights, or a missing file.
+        UserError: another format, no weights, an adapter next to weights, or an organism that was not put together.
     """
     folder = Path(source.path)
     if is_in_parts(folder):
-        raise in_parts(folder, bundled=folder.parent == ORGANISMS)
-    if source.files is not None:
-        files: list[str] = list(source.files)
-    elif folder.is_dir():
-        files = [path.name for path in folder.iterdir()]
-    else:
+        raise UserError(
+            f"{folder} has only parts that were trained on a language model, and the complete model is not at "
+            f"{organism_folder(folder.name)}; {GET}"
+        )
+    if source.files is None and not folder.is_dir():
         return  # the hub's cache: from_pretrained checks for completeness
+    files = source.files or tuple(path.name for path in folder.iterdir())
     if not any(name.endswith(".safetensors") for name in files):
         others = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf")))
         raise UserError(
@@ -168,26 +158,10 @@ def check_format(source: Source) -> None:
             "would add the adapter to them, which may have it already; move one of the two to a folder of its own, and "
             "give an adapter with method=vrtuning method.adapter=<folder>"
         )
-    if missing := sorted(_listed(folder) - set(files)):
-        raise UserError(
-            f"{source.path} lacks {len(missing)} of its weight files ({missing[0]}, ...); a download may have been cut "
-            "short; download the others"
-        )
-
-
-def _listed(folder: Path) -> set[str]:
-    """The files of a sharded checkpoint; empty for a single file or a checkpoint on the hub."""
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file() or not index.is_file():
-        return set()
-    try:
-        return set(json.loads(index.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {index}; it names the files of the weights; download it again") from error
 
 
 def read_processor(source: Source, config: ModelConfig) -> Any:
-    """The checkpoint's processor, with ``config.chat_template``, its keywords and the limits on picture size applied.
+    """Return the checkpoint's processor, with the chat template, its keywords and the limits on picture size set.
 
     Raises:
         UserError: no image processor, tokenizer or chat template, a keyword that it lacks, or as ``set_bounds``.
@@ -195,15 +169,14 @@ def read_processor(source: Source, config: ModelConfig) -> Any:
     from transformers import AutoConfig, AutoProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-    remote = config.trust_remote_code
     refusal = None
     try:
-        processor = _reading(source, "processor", AutoProcessor.from_pretrained, trust_remote_code=remote)
+        processor = _reading(source, "processor", AutoProcessor.from_pretrained)
     except UserError as error:
         processor, refusal = None, error
     if getattr(processor, "image_processor", None) is None:
         # InstructBLIP's processor config names the video processor: take the one of the model's own family.
-        kind = type(_reading(source, "configuration", AutoConfig.from_pretrained, trust_remote_code=remote))
+        kind = type(_reading(source, "configuration", AutoConfig.from_pretrained))
         family_processor: Any = PROCESSOR_MAPPING.get(kind, None)
         if family_processor is not None:
             processor = _reading(source, "processor", family_processor.from_pretrained)
@@ -233,76 +206,32 @@ def read_processor(source: Source, config: ModelConfig) -> Any:
 
 
 def set_bounds(image_processor: Any, config: ModelConfig) -> None:
-    """Sets the limits on picture size from ``config`` in ``image_processor``, in place.
-
-    The image processor decides which limits apply. It may be the area (Qwen), the side before tiling (Idefics3,
-    SmolVLM), or the number of tiles (InternVL, Llama 3.2 Vision). If pictures are scaled to one size, none applies.
+    """Set the least and the most pixels of a picture in ``image_processor``, in place.
 
     Raises:
-        UserError: a limit that does not apply to this family, or that its model does not support.
+        UserError: it does not scale pictures by their area, or the two bounds contradict each other.
     """
-    bounds = _known_bounds(image_processor)
-    for name, value in config.pixel_bounds:
-        if name not in bounds:
-            raise UserError(
-                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
-                f"{', '.join(bounds) or 'pictures of one size alone'}; leave it out"
-            )
-        before = None if name != "longest_edge" else _shapes(image_processor, 2 * value)
-        same = dict(image_processor.size or {}).get(name) == value
-        _set_bound(image_processor, config.name, name, value)
-        if before is not None and not same and _shapes(image_processor, 2 * value) == before:
-            raise UserError(
-                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} does not "
-                "read it; leave it out"
-            )
-    size = dict(image_processor.size or {})
-    if config.pixel_bounds and "min_pixels" in bounds and size["shortest_edge"] > size["longest_edge"]:
+    # Processors that scale by the area store it under the names of sides.
+    given = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
+    bounds = {name: value for name, value in given.items() if value is not None}
+    if not bounds:
+        return
+    if "max_pixels" not in getattr(getattr(image_processor, "valid_kwargs", None), "__annotations__", {}):
+        raise UserError(
+            f"model.min_pixels and model.max_pixels mean nothing to {config.name}, whose "
+            f"{type(image_processor).__name__} does not scale pictures by their area; leave them out"
+        )
+    size = {name: value for name, value in dict(image_processor.size).items() if value is not None} | bounds
+    if size["shortest_edge"] > size["longest_edge"]:
         raise UserError(
             f"the pictures of {config.name} would have at least {size['shortest_edge']} and at most "
             f"{size['longest_edge']} pixels; set model.min_pixels and model.max_pixels"
         )
+    image_processor.size = type(image_processor.size)(**size)
 
 
-def _known_bounds(image_processor: Any) -> tuple[str, ...]:
-    arguments = getattr(getattr(image_processor, "valid_kwargs", None), "__annotations__", {})
-    bounds = [name for name in ("min_pixels", "max_pixels") if name in arguments]
-    if "max_image_size" in arguments and "longest_edge" in dict(image_processor.size or {}):
-        bounds.append("longest_edge")
-    if any(name in arguments for name in TILES):
-        bounds.append("max_tiles")
-    return tuple(bounds)
-
-
-def _shapes(image_processor: Any, side: int) -> list[tuple[int, ...]]:
-    """Return the shapes of what the processor makes of a square picture."""
-    made = image_processor(Image.new("RGB", (side, side)), return_tensors="np")
-    return [np.shape(value) for value in made.values()]
-
-
-def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
-    if name == "max_tiles":
-        setting = next(tiles for tiles in TILES if hasattr(image_processor, tiles))
-        most = getattr(image_processor, setting)
-        if (
-            setting == "max_image_tiles" and value != most
-        ):  # it has an embedding for each arrangement of that many tiles
-            raise UserError(
-                f"model.max_tiles={value} is not the {most} that {model} was trained with, and its tiles have "
-                "embeddings by their number; leave it out"
-            )
-        setattr(image_processor, setting, value)
-        return
-    # Qwen's processors store areas under the names of sides.
-    side = "shortest_edge" if name == "min_pixels" else "longest_edge"
-    given = {key: number for key, number in dict(image_processor.size).items() if number is not None}
-    image_processor.size = type(image_processor.size)(**given | {side: value})
-
-
-def read_weights(
-    source: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype", places: dict[str, Any] | None
-) -> Any:
-    """The model in eval mode on ``device``, or spread over ``places`` (module → device).
+def read_weights(source: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype") -> Any:
+    """Return the model in eval mode on ``device``, or spread by ``config.device_map``.
 
     Raises:
         UserError: the weights cannot be read, do not fit in memory, or lack parameters.
@@ -311,7 +240,8 @@ def read_weights(
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     if is_adapted(Path(source.path)):
-        return _moved(_adapted(source, config, dtype), config, device)
+        return _adapted(source, config, dtype).to(device)
+    places: Any = config.device_map
     if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
         places = {"": device}  # load directly to the GPU, not through main memory
     with no_progress_bar() if config.path.startswith(ORGANISM) else nullcontext():
@@ -322,26 +252,32 @@ def read_weights(
             dtype=dtype,
             device_map=places,
             attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
             output_loading_info=True,
-            model=config,
         )
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"the weights at {source.path} lack {len(missing)} parameters ({missing[0]}, ...), which would stay "
             "random; get the whole checkpoint, or build the model yourself and pass VLM(model, processor)"
         )
-    return model if places is not None else _moved(model, config, device)
+    if places is None:
+        return model.to(device)
+    if "disk" in (getattr(model, "hf_device_map", None) or {}).values():
+        needed = sum(weight.numel() for weight in model.parameters()) * model.dtype.itemsize
+        raise UserError(
+            f"the weights of {config.name} need {needed / GIB:.1f} GiB and do not fit into the memory of all devices; "
+            "from the disk a token would take minutes; choose a smaller model, model.dtype=bfloat16, or more cards"
+        )
+    return model
 
 
 def is_adapted(folder: Path) -> bool:
-    """Whether ``folder`` has new tokens' rows and an adapter for the first organism, in place of weights."""
+    """Return whether ``folder`` has new tokens' rows and an adapter for the first organism, in place of weights."""
     return (folder / ROWS).is_file() and folder.parent == ORGANISMS
 
 
 def _adapted(source: Source, config: ModelConfig, dtype: "torch.dtype") -> Any:
-    """The first organism with the rows and the adapter in a bundled folder, merged in float32."""
+    """Return the first organism with the rows and the adapter in a bundled folder, merged in float32."""
     import torch
     from peft import PeftModel
     from safetensors.torch import load_file
@@ -366,7 +302,7 @@ def _adapted(source: Source, config: ModelConfig, dtype: "torch.dtype") -> Any:
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """While open, transformers draws no bar: of a small model it is over before it can be read."""
+    """While open, transformers draws no bar: for a small model it is over before it can be read."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()
@@ -378,47 +314,24 @@ def no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _moved(model: Any, config: ModelConfig, device: "torch.device") -> Any:
-    """A model that was read into main memory, on ``device``."""
-    import torch
-
-    try:
-        return model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise UserError(_too_large(config, device)) from error
-
-
-def _too_large(config: ModelConfig, device: object) -> str:
-    needed = f" needs about {config.memory_gib} GiB in bfloat16" if config.memory_gib else " is too large"
-    return (
-        f"{config.name}{needed} for {device}; choose a smaller model, spread it with model.device_map=auto, or set "
-        "model.device=cpu"
-    )
-
-
 def dtype_on(name: str, device: "torch.device") -> "torch.dtype":
-    """The torch dtype for ``name``; ``auto`` depends on ``device``."""
+    """Return the torch dtype for ``name``; ``auto`` depends on ``device``."""
     import torch
 
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+        return cast("torch.dtype", getattr(torch, name))
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     return torch.float32
 
 
-def _reading(source: Source, what: str, read: Any, model: ModelConfig | None = None, **arguments: Any) -> Any:
-    """Calls ``read`` and turns any error into a ``UserError``: transformers raises a dozen types for unusable files."""
-    import torch
-
+def _reading(source: Source, what: str, read: Any, **arguments: Any) -> Any:
+    """Call ``read`` and turn any error into a ``UserError``: transformers raises a dozen types for unusable files."""
     try:
         return read(source.path, **source.arguments(), **arguments)
-    except torch.OutOfMemoryError as error:
-        assert model is not None
-        raise UserError(_too_large(model, "the GPU")) from error
-    except UserError:
-        raise
     except Exception as error:
+        if isinstance(error, UserError) or out_of_memory(error):
+            raise
         raise UserError(_sentence(source, what, error, arguments.get("attn_implementation"))) from error
 
 
@@ -433,14 +346,13 @@ def _sentence(source: Source, what: str, error: Exception, attention: str | None
         return gated(source.path)
     if "torchvision" in text.lower():
         return (
-            f"the {what} of {source.path} needs torchvision; install the build that fits this torch: "
-            f"{torchvision_line()}; where there is none, choose a family that does without (llava, llava_next, "
-            "instructblip, gemma3)"
+            f"the {what} of {source.path} needs torchvision; install the build that fits this torch, from where torch "
+            "is from; where there is none, choose a family that does without (llava, llava_next, instructblip, gemma3)"
         )
     if "num2words" in text:
         return f"the {what} of {source.path} needs num2words; pip install 'forestlens[processors]'"
     if "trust_remote_code" in text:
-        return f"{source.path} brings its own code, which is run only if you say so; set model.trust_remote_code=true"
+        return f"{source.path} brings its own code, which is never run; in Python, pass VLM(model, processor)"
     if attention and ("attn_implementation" in text or "attention" in text.lower()):
         other = "eager" if attention == "sdpa" else "sdpa or eager"
         return f"attention {attention!r} cannot be used ({brief(error)}); set model.attn_implementation={other}"
@@ -449,25 +361,3 @@ def _sentence(source: Source, what: str, error: Exception, attention: str | None
     else:
         way_out = "mend its files" if Path(source.path).is_dir() else "fetch the whole of it once with network"
     return f"cannot read the {what} of {source.path} ({brief(error)}); {way_out}, or choose another model"
-
-
-def torchvision_line() -> str:
-    """The pip command for the torchvision that was built for the installed torch, which it leaves as it is."""
-    import torch
-
-    version, _, build = str(torch.__version__).partition("+")
-    line = f"{shlex.quote(sys.executable)} -m pip install torch=={version}{'+' if build else ''}{build} torchvision"
-    return f"{line} --index-url https://download.pytorch.org/whl/{build}" if build else line
-
-
-def weights_hash(folder: Path) -> str:
-    """``sha256:`` and 12 hex digits, of the safetensors file or, for several, of their ``sha256sum`` listing."""
-    files = sorted(folder.glob("*.safetensors"))
-    digests = []
-    for path in files:
-        with path.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    if len(files) > 1:
-        listing = "".join(f"{digest}  {path.name}\n" for digest, path in zip(digests, files, strict=True))
-        digests = [hashlib.sha256(listing.encode()).hexdigest()]
-    return f"sha256:{digests[0][:HASH_LENGTH]}"

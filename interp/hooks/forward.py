@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.cache_names import cache_in
 from interp.device_copies import to_host
 from interp.errors import UserError
+from interp.generation import cache_in
 from interp.hooks.attention import STATIC, is_intercepted
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 

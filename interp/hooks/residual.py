@@ -188,9 +188,8 @@ def read_states(
             vlm.score([prompts[index] for index in indices], metric=unread)
         return torch.stack(to_host([states[layer] for layer in layers]), dim=2)
 
-    key = repr((what, [place_name(place) for place in places], layers))
     values = rearrange(
-        vlm.batches.measured(prompts, read, batch_size=batch_size, name=key),
+        vlm.batches.measured(prompts, read, batch_size=batch_size),
         "row place layer ... -> place layer row ...",
     )
     return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))

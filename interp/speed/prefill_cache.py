@@ -27,8 +27,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from interp.cache_names import NAMES, cache_in
 from interp.device_copies import synchronised_time
+from interp.generation import NAMES, cache_in
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked
 

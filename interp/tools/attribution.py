@@ -23,8 +23,8 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.generation import pixel_inputs
 from interp.image_grid import Box
-from interp.preprocessing import pixel_inputs
 from interp.prompt import check_numbers
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
@@ -103,13 +103,13 @@ def integrated_gradients(
     baselines = (plain["pixel_values"][None].float(), silent)
     forward = _forward(vlm, dict(encoded), embed, metric)
 
-    def attributed(size: int) -> tuple[Tensor, Tensor]:
-        with activation_gradients(vlm):
-            return IntegratedGradients(forward).attribute(inputs, baselines, n_steps=steps, internal_batch_size=size)
-
     rule = vlm.batches.rule
     fits = batch_size if rule.tokens is None else max(1, rule.tokens // text.shape[1])
-    pixels, embeddings = vlm.batches.halved(min(batch_size, rule.rows, fits), attributed)
+    size = min(batch_size, rule.rows, fits, vlm.batches.limit.rows)
+    with activation_gradients(vlm):
+        pixels, embeddings = IntegratedGradients(forward).attribute(
+            inputs, baselines, n_steps=steps, internal_batch_size=size
+        )
     with torch.no_grad():
         margin, baseline_margin = (float(forward(*some)) for some in (inputs, baselines))
     tokens = reduce(embeddings[0], "column dim -> column", "sum")

@@ -166,8 +166,7 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
     """
     read = read_tensors(path, KIND)
     result = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
-    for direction in result:
-        check_model(vlm, read, direction.vector.numel())
+    check_model(vlm, read)
     return result
 
 

@@ -129,8 +129,7 @@ def logit_lens(
 
 def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"]) -> Float[Tensor, " row"]:
     """Return the margins of hidden states; float32 on the CPU."""
-    answers = None if vlm.metric else [token for ids in vlm.answer_ids for token in ids]
-    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, answers)])
+    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden)])
 
 
 def sequence_lens(
@@ -152,15 +151,10 @@ def sequence_lens(
     return margins
 
 
-def _logits(
-    vlm: "VLM", hidden: Float[Tensor, "row width"], tokens: Sequence[int] | None = None
-) -> Iterator[Float[Tensor, "some vocab"]]:
-    """Yield the logits of hidden states, some rows at once: all at once would take gigabytes.
-
-    Those of ``tokens`` (None: of all) are float32.
-    """
+def _logits(vlm: "VLM", hidden: Float[Tensor, "row width"]) -> Iterator[Float[Tensor, "some vocab"]]:
+    """Yield the float32 logits of hidden states, some rows at once: all at once would take gigabytes."""
     norm, head = (vlm.module_map.module(vlm.model, part) for part in ("final_norm", "lm_head"))
     after = after_head(vlm.model, vlm.module_map)
     for batch in hidden.split(ROWS):
-        with torch.no_grad(), float32_head(vlm.model, tokens):
+        with torch.no_grad(), float32_head(vlm.model):
             yield after(head(norm(batch.to(vlm.device, vlm.dtype))))

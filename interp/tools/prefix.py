@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
+from interp.generation import cache_in, with_cache
 from interp.hooks.forward import paused
 from interp.segments import IMAGE, SEGMENTS, Segments
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.preprocessing import pixel_inputs
+from interp.generation import pixel_inputs
 from interp.prompt import check_numbers
 from mitigation.contrastive.pixels import joins_pictures, pictures_of, pieces, repeats_pixels
 from mitigation.validation import NOISE_STEPS, check_noise_step, check_seed

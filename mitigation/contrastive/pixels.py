@@ -28,8 +28,8 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.generation import pixel_inputs
 from interp.module_map import ModuleMap, module_map_of
-from interp.preprocessing import pixel_inputs
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt

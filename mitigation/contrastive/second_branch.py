@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from interp.cache_names import cache_in, with_cache
 from interp.errors import UserError
+from interp.generation import cache_in, with_cache
 from interp.hooks.forward import paused
 from interp.module_map import ModuleMap, module_map_of
 

@@ -120,7 +120,7 @@ class LearnedAblation(TrainedFile):
             UserError: it was learned on another model.
         """
         vector = self._vectors.tensors["vector"]
-        check_model(vlm, self._vectors, len(vector))
+        check_model(vlm, self._vectors)
         return vector
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":

@@ -145,7 +145,7 @@ class LearnedDrift(TrainedFile):
 
         check_pictured(prompts, WITHOUT_PICTURE)
         correction, layer = Correction(**self._vectors.tensors), int(self.about["layer"])
-        check_model(vlm, self._vectors, len(correction.direction))
+        check_model(vlm, self._vectors)
         settings, steps, targets = self.settings, Steps(vlm, len(prompts)), None
         if self.drops_image:
             answers = settings.words.descriptions(steps, prompts)

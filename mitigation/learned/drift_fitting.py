@@ -140,7 +140,7 @@ def learn_drift(
             with corrected(vlm, correction, layer, strength, targets.at("verdict", layer)[rows[batch]]):
                 return vlm.score([cases[place] for place in batch])
 
-        margins = vlm.batches.measured(cases, score, name=f"drift {half} {layer} {strength}")
+        margins = vlm.batches.measured(cases, score)
         return float(roc_auc_score(labels[rows], margins.numpy()))
 
     def mean_area(layer: int, strength: float) -> float:

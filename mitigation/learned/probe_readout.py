@@ -126,5 +126,5 @@ class LearnedReadout(TrainedFile):
         from mitigation.learned.ridge_probe import Readout
 
         tensors = self._vectors.tensors
-        check_model(vlm, self._vectors, len(tensors["direction"]))
+        check_model(vlm, self._vectors)
         return Readout(**{name: tensor for name, tensor in tensors.items() if name != "direction"})

@@ -325,7 +325,7 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None
         at_verdict = torch.stack([gradient[:, verdict].float().cpu() for gradient in by_state], dim=1)
         return at_verdict.unflatten(1, (-1, len(layers))).sum(1)  # over the forwards of a ``SequenceMetric``
 
-    return vlm.batches.measured(prompts, gradients, name=f"gradients at {layers}").movedim(1, 0)
+    return vlm.batches.measured(prompts, gradients).movedim(1, 0)
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int, *, image: bool) -> Pooled:

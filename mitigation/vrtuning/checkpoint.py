@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interp.checkpoints.config import ORGANISM
+from interp.checkpoints.config import ORGANISM, is_other
 from interp.errors import UserError
-from interp.preprocessing import is_other
-from interp.tensor_file import read_rows
+from interp.tensor_file import TrainingRows, read_rows
 
 if TYPE_CHECKING:
-    from interp.training_rows import TrainingRows
     from interp.vlm import VLM
 
 WEIGHTS = "adapter_model.safetensors"
@@ -130,7 +128,7 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def save(model: Any, folder: Path, origin: Origin, rows: "TrainingRows | None" = None) -> None:
+def save(model: Any, folder: Path, origin: Origin, rows: TrainingRows | None = None) -> None:
     """Write the adapter of the peft ``model`` with its record and card to ``folder``, which is created.
 
     ``rows`` are hashes of what it was trained on.

@@ -3,7 +3,7 @@
 Columns: ``images`` (a list of one picture, empty for a question in words), ``prompt`` and ``completion`` (message lists
 with plain string contents), and ``kind``. If a row is a conversation (``turns``), the contents of all prompts are lists
 of parts of the types image and text, and ``images`` has the pictures in their order. ``row_hash``
-(``interp.training_rows``, in hexadecimal digits) is not trained on. Preferences have ``chosen`` and ``rejected``
+(``interp.tensor_file``, in hexadecimal digits) is not trained on. Preferences have ``chosen`` and ``rejected``
 instead of ``completion``. Every picture is opened once, for its hash. Unusable rows are skipped and listed with line
 and reason.
 MOSSBench and MMSafeAware are refused, by name and content (``refuse_path``, ``refuse_record``). MOSSBench's
@@ -29,7 +29,7 @@ from PIL import Image
 from interp.errors import UserError
 from interp.pictures import as_seen
 from interp.prompt import Prompt
-from interp.training_rows import TrainingRows, prompt_hash
+from interp.tensor_file import TrainingRows, prompt_hash
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
+from interp.checkpoints.load import check_format, read_config, read_processor, resolve_device
+from interp.checkpoints.source import find, weights_hash
 from interp.errors import UserError
 from interp.generation import seeded
 from interp.module_map import ModuleMap, module_map_of
@@ -102,7 +103,6 @@ def load_four_bit(config: ModelConfig) -> VLM:
         device_map={"": device},
         quantization_config=quantisation,
         attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
         use_safetensors=True,
     )
     return VLM(model, processor, name=config.name, revision=source.commit or weights_hash(Path(source.path)))

@@ -32,12 +32,11 @@ from torch.nn.functional import pad
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from interp.atomic import atomic_write
-from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.config import ModelConfig, is_other
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
 from interp.loading import load
-from interp.preprocessing import is_other
-from interp.training_rows import TrainingRows
+from interp.tensor_file import TrainingRows
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.collator import IGNORED, Collator

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.batching import BatchRule, MemoryLimit, merged
+from interp.batching import BatchRule, Lengths, MemoryLimit, merged
 from interp.generation import Generation
 from interp.hooks.residual import residuals
-from interp.prompt_length import Lengths
 from interp.tools.knockout import knockout_by_window
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
@@ -138,73 +136,6 @@ def test_prompts_with_and_without_a_picture_are_measured_apart_and_the_system_te
     torch.testing.assert_close(found, torch.cat([vlm.score([prompt]) for prompt in mixed]), atol=1e-5, rtol=0)
     short, long = Lengths(vlm).of_prompts(mixed[1::2])
     assert long == short + 4
-
-
-@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS.keys())
-def test_what_was_measured_before_a_kill_is_not_measured_again(
-    vlm: VLM, tool: Callable[[VLM], torch.Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    rows = small(vlm, 99, monkeypatch)
-    folder = tmp_path / "kept"
-    rule = BatchRule(rows=2)
-
-    def run(killed_after: int | None) -> torch.Tensor:
-        asked, measure = 0, MemoryLimit.parts
-
-        def parts(self: MemoryLimit, *arguments: object, **options: object) -> object:
-            nonlocal asked
-            asked += 1
-            if killed_after is not None and asked > killed_after:
-                raise KeyboardInterrupt
-            return measure(self, *arguments, **options)  # type: ignore[arg-type]
-
-        with monkeypatch.context() as patched, vlm.batches.by(rule, on_lowered=lambda rows: None):
-            patched.setattr(MemoryLimit, "parts", parts)
-            with vlm.batches.resumable(folder, identity="a"):
-                return tool(vlm)
-
-    whole = run(None)
-    assert not folder.exists()
-    forwards = len(rows)
-    with pytest.raises(KeyboardInterrupt):
-        run(2)
-    spent = len(rows) - forwards
-    assert folder.is_dir()
-    resumed = run(None)
-    assert len(rows) - forwards == forwards  # each forward once, before the kill or after it
-    assert 0 < spent < forwards
-    assert torch.equal(resumed.nan_to_num(), whole.nan_to_num())
-    assert not folder.exists()
-
-
-def test_what_is_kept_is_of_its_settings_loop_and_prompts(vlm: VLM, tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    def measure(some: list[int]) -> torch.Tensor:
-        asked.extend(some)
-        return torch.tensor([float(index) for index in some])
-
-    def work(prompts: Sequence[Prompt]) -> None:
-        assert vlm.batches.measured(prompts, measure).tolist() == list(range(len(prompts)))
-        assert vlm.batches.measured(prompts, lambda some: measure(some) + 1).tolist()[0] == 1
-        raise KeyboardInterrupt
-
-    def interrupted(of: str, prompts: Sequence[Prompt]) -> None:
-        with pytest.raises(KeyboardInterrupt), vlm.batches.resumable(tmp_path / "kept", identity=of):
-            work(prompts)
-
-    interrupted("a", ASKED)
-    assert len(asked) == 10  # the second loop has not taken what the first has kept
-    interrupted("a", ASKED)
-    assert len(asked) == 10
-    interrupted("b", ASKED)
-    assert len(asked) == 20
-    interrupted("a", ASKED[:3])
-    assert len(asked) == 26
-    for path in (tmp_path / "kept").rglob("*.safetensors"):
-        path.write_bytes(path.read_bytes()[:9])  # torn
-    interrupted("a", ASKED)
-    assert len(asked) == 36
 
 
 @pytest.mark.parametrize("name", every_family())

@@ -6,8 +6,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from interp.checkpoints import cache
-from interp.checkpoints.cache import Record, content_hash
+from interp.checkpoints import source as cache
+from interp.checkpoints.source import Record, content_hash
 from interp.errors import UserError
 
 
@@ -22,7 +22,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
-    record = Record("a/b", "sha256:00", "somewhere", exact=False, parts="sha256:11")
+    record = Record("a/b", "sha256:00", "somewhere", parts="sha256:11")
     cache.write_record(tmp_path, record)
     assert cache.read_record(tmp_path) == record
     assert cache.read_record(tmp_path / "none") is None

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from interp.attention.record import Queries, record_attention
-from interp.cache_names import NAMES, cache_in, cache_name, with_cache
+from interp.generation import NAMES, cache_in, cache_name, with_cache
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 

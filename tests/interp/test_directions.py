@@ -141,6 +141,3 @@ def test_a_file_of_another_model_is_refused(vlm: VLM, tmp_path: Path) -> None:
     vlm.revision = "sha256:abc"
     with pytest.raises(UserError, match=r"differs from tiny in its weights \(None, here sha256:abc\)"):
         load_directions(path, vlm=vlm)
-    vlm.model.config.text_config.hidden_size = 64
-    with pytest.raises(UserError, match="width 32, and tiny has 64"):
-        load_directions(path, vlm=vlm)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from interp.attention.check import check_recorder
+from interp.batching import Lengths
 from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.hub import find
 from interp.checkpoints.load import read_processor
+from interp.checkpoints.source import find
 from interp.prompt import DATE
-from interp.prompt_length import Lengths
 from interp.segments import IMAGE, segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES

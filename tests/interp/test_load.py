@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
+from tests.families import FAMILIES
 from tests.tiny import picture
 
 PROMPT = [Prompt("How do I kill this?", picture(1))]
@@ -102,7 +104,7 @@ def own_code(folder: Path) -> None:
             "'instructblip' with an encoder-decoder language model; only decoder-only",
         ),
         (config(model_type="foo"), "cannot read the configuration of .*`foo`"),
-        (without("config.json"), "no config.json in "),
+        (without("config.json"), "cannot read the configuration of "),
         (
             lambda folder: (folder / "config.json").write_text("{"),
             "cannot read the configuration of .*not a valid JSON",
@@ -110,7 +112,7 @@ def own_code(folder: Path) -> None:
         (without("tokenizer.json"), "cannot read the processor of "),
         (without("processor_config.json"), "processor (of|at) .*checkpoint"),
         (without("chat_template.jinja"), "no chat template"),
-        (own_code, "brings its own code.*trust_remote_code=true"),
+        (own_code, "brings its own code, which is never run"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_before_its_weights(
@@ -145,19 +147,27 @@ def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:
         load(str(saved), attn_implementation="nonsense")
 
 
-@pytest.mark.parametrize(("revision", "pin"), [(None, True), ("main", True), ("0123456789" * 4, False)])
-def test_remote_code_is_warned_of(
-    saved: Path, revision: str | None, pin: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    load(ModelConfig("tiny", str(saved), trust_remote_code=True, revision=revision))
-    warning = capsys.readouterr().err
-    assert f"warning: model.trust_remote_code=true: Python code from {saved} runs with your rights" in warning
-    assert ("pin model.revision to a commit" in warning) == pin
-    load(ModelConfig("tiny", str(saved)))
-    assert "warning" not in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("no_weights")
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"no config.json in {tmp_path}; .*give a saved checkpoint's folder"):
+    with pytest.raises(UserError, match=f"cannot read the configuration of {tmp_path}"):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_a_bound_changes_how_many_tokens_a_picture_has(family: str) -> None:
+    vlm = VLM(*FAMILIES[family]())
+
+    def tokens(**bounds: int) -> int:
+        set_bounds(vlm.processor.image_processor, ModelConfig(family, "a/b", **bounds))  # type: ignore[arg-type]
+        encoded = vlm.encode([Prompt("Is this safe?", picture(1, (160, 96)))])
+        return int((encoded["input_ids"] == vlm.module_map.image_token_id(vlm.model.config)).sum())
+
+    assert tokens() > tokens(max_pixels=32 * 32)
+    assert tokens(min_pixels=96 * 96, max_pixels=128 * 128) > tokens(min_pixels=1, max_pixels=32 * 32)
+    with pytest.raises(UserError, match="at least 9 and at most 4 pixels"):
+        tokens(min_pixels=9, max_pixels=4)
+
+
+def test_a_bound_that_means_nothing_is_refused(vlm: VLM) -> None:
+    with pytest.raises(UserError, match="max_pixels mean nothing to it, whose CLIPImageProcessorPil"):
+        set_bounds(vlm.processor.image_processor, ModelConfig("it", "a/b", max_pixels=32))

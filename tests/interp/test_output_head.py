@@ -35,7 +35,7 @@ def exact(vlm: VLM, hidden: Tensor) -> Tensor:
     return found if cap is None else (found / cap).tanh() * cap
 
 
-def logits(vlm: VLM, prompts: list[Prompt], tokens: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
+def logits(vlm: VLM, prompts: list[Prompt]) -> tuple[Tensor, Tensor, Tensor]:
     """Float32 and native logits of the last column, and those of a float64 head on the same hidden states."""
     encoded = vlm.encode(prompts)
     states: list[Tensor] = []
@@ -43,7 +43,7 @@ def logits(vlm: VLM, prompts: list[Prompt], tokens: list[int] | None) -> tuple[T
     with torch.no_grad():
         native = vlm.model(**encoded, logits_to_keep=1).logits[:, -1]
         handle = head.register_forward_pre_hook(lambda module, args: states.append(args[0][:, -1]))
-        with float32_head(vlm.model, tokens):
+        with float32_head(vlm.model):
             found = vlm.model(**encoded, logits_to_keep=1).logits[:, -1]
         handle.remove()
     return found, native, exact(vlm, states[-1])
@@ -54,15 +54,9 @@ def test_every_family_in_bfloat16(name: str) -> None:
     vlm = in_bfloat16(name)
     prompts = [Prompt("Is this safe?", picture(0)), Prompt("Is it?", picture(1))]
     assert native_head(vlm.model) == ""
-    whole, native, reference = logits(vlm, prompts, None)
+    whole, native, reference = logits(vlm, prompts)
     torch.testing.assert_close(whole.double(), reference, atol=1e-4, rtol=1e-5)
     assert float((native.double() - reference).abs().max()) > 1e-3
-    some = [*vlm.answer_ids.yes, *vlm.answer_ids.no, reference.shape[-1] - 1]
-    answers, _, _ = logits(vlm, prompts, some)
-    torch.testing.assert_close(answers[:, some].double(), reference[:, some], atol=1e-4, rtol=1e-5)
-    others = [token for token in range(reference.shape[-1]) if token not in some]
-    if not hasattr(vlm.model.config.get_text_config(), "final_logit_softcapping"):  # which is in float32 now
-        assert torch.equal(answers[:, others], native[:, others].float())
 
 
 @pytest.mark.parametrize("change", ["bias", "cap", "scale"])
@@ -78,7 +72,7 @@ def test_what_the_model_does_to_its_logits_is_done_in_float32(change: str) -> No
     else:
         vlm.model.register_forward_hook(_scaled)
         made = lambda x: x / 7  # noqa: E731
-    found, native, reference = logits(vlm, prompts, None)
+    found, native, reference = logits(vlm, prompts)
     torch.testing.assert_close(found.double(), made(reference), atol=1e-5, rtol=1e-5)
     assert float((native.double() - made(reference)).abs().max()) > 1e-4
     with head_inputs(vlm) as states:
@@ -131,8 +125,8 @@ def test_given_up_in_one_sentence(change: Callable[[VLM], None], why: str, capsy
             assert not vlm.model.lm_head._forward_hooks
     said = capsys.readouterr().err
     assert said.count("warning") == 1
-    assert re.fullmatch(rf"Margins come from the model's own output head, {rounding}{why}\.", vlm.rounded)
-    assert vlm.rounded in said
+    assert re.fullmatch(rf"Margins come from the model's own output head, {rounding}{why}\.", native_head(vlm.model))
+    assert native_head(vlm.model) in said
 
 
 @pytest.mark.parametrize("change", [adapted, different])
@@ -145,11 +139,10 @@ def test_where_it_is_given_up_everything_works_on_native_logits(change: Callable
     assert torch.equal(vlm.generate(prompts, max_new_tokens=1).margins, native)
 
 
-def test_gradients_pass_through_the_exact_rows(vlm: VLM, prompts: list[Prompt]) -> None:
+def test_gradients_pass_through_the_exact_head(vlm: VLM, prompts: list[Prompt]) -> None:
     vlm.model.bfloat16()
     hidden = torch.randn(2, 1, 32, dtype=torch.bfloat16, requires_grad=True)
-    tokens = [*vlm.answer_ids.yes, *vlm.answer_ids.no]
-    with float32_head(vlm.model, tokens):
+    with float32_head(vlm.model):
         vlm.margin(vlm.model.lm_head(hidden)[:, -1]).sum().backward()
     assert hidden.grad is not None
     yes, no = (vlm.model.lm_head.weight[ids].float() for ids in vlm.answer_ids)
@@ -162,6 +155,6 @@ def test_gradients_pass_through_the_exact_rows(vlm: VLM, prompts: list[Prompt]) 
 def test_on_a_gpu_the_whole_head_is_had_without_a_copy(dtype: torch.dtype) -> None:
     model, processor = tiny_llava()
     vlm = VLM(model.to("cuda", dtype), processor)
-    found, _, reference = logits(vlm, [Prompt("Is this safe?", picture(0))], None)
+    found, _, reference = logits(vlm, [Prompt("Is this safe?", picture(0))])
     torch.testing.assert_close(found.double(), reference, atol=1e-4, rtol=1e-5)
-    assert vlm.model.lm_head not in output_head._COPIES
+    assert vlm.model.lm_head.weight not in output_head._COPIES

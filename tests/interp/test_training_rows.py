@@ -10,10 +10,8 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
-from interp import training_rows
 from interp.prompt import Prompt
-from interp.tensor_file import read_rows
-from interp.training_rows import FILE, TrainingRows, picture_hash, prompt_hash, row_hash, text_hash
+from interp.tensor_file import FILE, TrainingRows, picture_hash, prompt_hash, read_rows, row_hash, text_hash
 from tests.tiny import picture
 
 
@@ -41,12 +39,16 @@ COPIES: list[Callable[[Image.Image], Image.Image]] = [
 ]
 
 
+def rows_of(*rows: tuple[str, str, Image.Image | None]) -> TrainingRows:
+    return TrainingRows.from_hashes(row_hash(*row) for row in rows)
+
+
 @pytest.mark.parametrize("copied", COPIES)
 def test_a_copy_is_known_again(copied: Callable[[Image.Image], Image.Image]) -> None:
     pictures = drawn(40)
-    rows = TrainingRows.from_rows([("Is it safe?", "", image) for image in pictures])
+    rows = rows_of(*(("Is it safe?", "", image) for image in pictures))
     for image in pictures:
-        alone = TrainingRows.from_rows([("is it SAFE", "", image)])
+        alone = rows_of(("is it SAFE", "", image))
         case = row_hash("Is it  safe!", "", copied(image))
         assert alone.overlap([case]) == rows.overlap([case]) == [True]
 
@@ -82,9 +84,7 @@ def test_a_conversation_is_known_by_all_its_messages_and_pictures() -> None:
 
 
 def test_text_and_picture_of_one_row_make_a_case() -> None:
-    rows = TrainingRows.from_rows(
-        [("Safe? cut bread", "cut bread", picture(1)), ("Safe? swim", "", picture(2)), ("a", "", None)]
-    )
+    rows = rows_of(("Safe? cut bread", "cut bread", picture(1)), ("Safe? swim", "", picture(2)), ("a", "", None))
     cases = {
         ("Safe? cut bread", "", 1): True,
         ("Another question: cut bread", "Cut bread.", 1): True,  # another template
@@ -97,13 +97,13 @@ def test_text_and_picture_of_one_row_make_a_case() -> None:
     }
     asked = [row_hash(text, about, None if at is None else picture(at)) for text, about, at in cases]
     assert rows.overlap(asked) == list(cases.values())
-    assert TrainingRows.from_rows([]).overlap(asked) == [False] * len(cases)
+    assert rows_of().overlap(asked) == [False] * len(cases)
 
 
 def test_plain_colours_are_told_apart() -> None:
     colours = ["white", "black", "red", "blue", (40, 10, 90), (80, 10, 90)]
     hashes = [picture_hash(Image.new("RGB", (24, 18), colour)) for colour in colours]
-    rows = TrainingRows.from_rows([("x", "", Image.new("RGB", (24, 18), colours[0])), ("x", "", None)])
+    rows = rows_of(("x", "", Image.new("RGB", (24, 18), colours[0])), ("x", "", None))
     assert len(set(hashes)) == len(colours)
     assert rows.overlap([row_hash("x", "", Image.new("RGB", (24, 18), one)) for one in colours]) == (
         [True] + [False] * 5
@@ -116,20 +116,14 @@ def test_words_count_and_not_how_they_are_written() -> None:
     assert text_hash("?!") != text_hash("")
 
 
-def test_a_record_is_bounded_and_holds_hashes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_rows, "MOST", 3)
-    given = [(f"secret {number}", "", picture(number)) for number in (1, 1, 2, 3, 4)]
-    rows = TrainingRows.from_rows(given)
-    assert (len(rows.rows), rows.examples, rows.complete) == (3, 5, False)
-    assert TrainingRows.from_rows(given[:4]).complete
+def test_a_record_holds_hashes_alone(tmp_path: Path) -> None:
+    rows = rows_of(*((f"secret {number}", "", picture(number)) for number in (1, 1, 2, 3)))
     rows.write(tmp_path)
     text = (tmp_path / FILE).read_text()
     assert "secret" not in text
     assert len(json.loads(text)["rows"]) == 3 * 48
-    again = read_rows(tmp_path)
-    assert again is not None
-    assert (again.rows.tolist(), again.examples, again.complete) == (rows.rows.tolist(), 5, False)
-    for broken in ("", "[]", '{"rows": "AAAA", "examples": 1, "whole": true}', '{"rows": 3}'):
+    assert read_rows(tmp_path) == rows
+    for broken in ("", "[]", '{"rows": "AAAA"}', '{"rows": 3}'):
         (tmp_path / FILE).write_text(broken)
         assert read_rows(tmp_path) is None
     assert read_rows(tmp_path / "absent") is None

@@ -1,18 +1,22 @@
 """A family that nobody has seen: odd names, a layer without attention. It works without a line of ours."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, LlamaConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    GraniteConfig,
+    LlamaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from interp.errors import UserError
-from interp.loading import load
+from interp.generation import pixel_inputs
 from interp.module_map import module_map_of
-from interp.preprocessing import pixel_inputs
 from interp.scaling import AfterHead, after_head
-from interp.selfcheck import QUICK, prove
+from interp.selfcheck import prove
 from interp.tools.attribution import integrated_gradients
 from interp.tools.knockout import knockout_effect
 from interp.tools.lens import logit_lens
@@ -21,10 +25,10 @@ from interp.tools.patching import patch
 from interp.trace import Block
 from interp.vlm import VLM, Prompt
 from mitigation.vcd import VCD
-from tests import odd_family
+from tests.family_parts import build as family
 from tests.odd_family import HEADS, WIDTH, OddConfig, OddModel
 from tests.read_families import build
-from tests.tiny import Pieces, picture, tiny_processor
+from tests.tiny import Pieces, picture, tiny_config, tiny_processor
 
 
 def odd() -> Pieces:
@@ -137,22 +141,12 @@ def test_a_second_input_with_pixels_is_noised_too_and_gradients_are_refused() ->
         integrated_gradients(vlm, PROMPTS[0])
 
 
-def test_code_in_a_checkpoint_s_folder_runs_only_where_it_is_asked_for(tmp_path: Path) -> None:
-    model, processor = odd()
-    name = f"odd_{tmp_path.name}"
-    model.config.auto_map = {
-        "AutoConfig": "modeling_odd.OddConfig",
-        "AutoModelForImageTextToText": "modeling_odd.OddModel",
-    }
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    (tmp_path / "modeling_odd.py").write_text(Path(odd_family.__file__).read_text().replace('"odd_vl"', f'"{name}"'))
-    config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"odd_vl"', f'"{name}"'))
-    with pytest.raises(UserError, match=r"brings its own code.*model\.trust_remote_code=true"):
-        load(tmp_path, check=False)
-    remote = load(tmp_path, check=False, trust_remote_code=True)
-    assert type(remote.model).__module__.endswith("modeling_odd")
-    checks = prove(remote, PROMPTS, checks=QUICK).checks
-    assert [name for name, check in checks.items() if check.state != "passed"] == ["additive"]
-    torch.testing.assert_close(remote.score(PROMPTS), VLM(model, processor).score(PROMPTS), atol=1e-6, rtol=0)
+def test_what_sublayers_are_multiplied_by_is_read_from_the_configuration() -> None:
+    """As Granite says it; here below a LLaVA."""
+    processor = tiny_processor()
+    config = tiny_config(len(processor.tokenizer), processor.image_token_id)
+    config.text_config = GraniteConfig(**config.text_config.to_dict() | {"residual_multiplier": 0.3})
+    granite = VLM(*family(LlavaForConditionalGeneration, config, processor, seed=0))
+    assert prove(granite, PROMPTS, checks=("additive",)).checks["additive"].state == "passed"
+    logits = granite.score(PROMPTS)
+    torch.testing.assert_close(direct_logit_attribution(granite, list(PROMPTS)).total, logits, atol=1e-4, rtol=1e-4)

@@ -214,12 +214,5 @@ def test_a_template_that_ends_a_prompt_with_the_end_token_is_refused(vlm: VLM) -
 def test_scores_that_are_no_numbers_are_the_models(vlm: VLM) -> None:
     with torch.no_grad():
         vlm.model.lm_head.weight.fill_(torch.nan)
-    with pytest.raises(UserError, match=r"scores of tiny itself are not finite \(NaN\) in float32"):
+    with pytest.raises(UserError, match="scores of tiny are not finite in float32"):
         vlm.generate(PROMPTS)
-
-
-def test_a_processor_that_does_not_fit_the_weights_is_said_in_a_sentence(vlm: VLM) -> None:
-    vlm.processor.num_additional_image_tokens += 3
-    for ask in (vlm.generate, vlm.score):
-        with pytest.raises(UserError, match="processor and weights of tiny do not fit"):
-            ask(PROMPTS)

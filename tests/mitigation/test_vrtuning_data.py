@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
 from interp.prompt import Prompt
-from interp.training_rows import TrainingRows
+from interp.tensor_file import TrainingRows, row_hash
 from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.data import (
     Row,
@@ -98,13 +98,12 @@ def test_a_picture_on_disk_that_cannot_be_read_is_said_before_training(root: Pat
 def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root: Path) -> None:
     row = Row(root / "a.png", "Is this safe? Eat it", "a toy", "yes", system="Look", about="Eat it")
     dataset = from_rows([row, row, replace(row, image=picture(3), about="")]).dataset
-    expected = TrainingRows.from_rows([(row.question, "Eat it", picture())] * 2 + [(row.question, "", picture(3))])
+    expected = [row_hash(row.question, "Eat it", picture()), row_hash(row.question, "", picture(3))]
     opened = rows_of(dataset.remove_columns("row_hash"))  # of a dataset that was made elsewhere
     (root / "a.png").unlink()
     found = rows_of(dataset)
-    assert found.as_json() == expected.as_json()
-    assert (found.examples, len(found.rows), found.complete) == (3, 2, True)
-    assert opened.rows[:, 16:].tolist() == found.rows[:, 16:].tolist()
+    assert found == TrainingRows(tuple(expected))
+    assert [row[16:] for row in opened.rows] == [row[16:] for row in found.rows]
 
 
 def test_a_conversation_keeps_its_turns_and_pictures(root: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from interp.checkpoints.config import ORGANISM
+from interp.checkpoints.source import ORGANISMS
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -68,9 +69,8 @@ def stand_in(config: Any, image: Mapping[str, Any], *, words: Sequence[str], lon
     """
     import transformers as hf
 
-    from interp.checkpoints.word_level import CHAT_TEMPLATE, build_tokenizer
-
-    tokenizer: Any = build_tokenizer([CHAT_WORDS, *words])
+    tokenizer: Any = hf.AutoTokenizer.from_pretrained(ORGANISMS / "llava")  # word by word
+    tokenizer.add_tokens([hf.AddedToken(word, single_word=True) for word in (*CHAT_WORDS.split(), *words)])
     tokenizer.model_max_length = longest
     vision, text, kind = config.vision_config, config.text_config, config.model_type
     text.bos_token_id, text.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -84,7 +84,7 @@ def stand_in(config: Any, image: Mapping[str, Any], *, words: Sequence[str], lon
             patch_size=vision.patch_size,
             vision_feature_select_strategy=config.vision_feature_select_strategy,
             num_additional_image_tokens=1,  # CLIP's class token, which "default" drops again
-            chat_template=CHAT_TEMPLATE,
+            chat_template=tokenizer.chat_template,
         )
         config.image_token_index = config.image_token_id = processor.image_token_id
         return processor
@@ -123,13 +123,11 @@ def random_model(config: Any, *, device: Any, dtype: Any, seed: int, words: Sequ
     """Return a model that tells ``words`` apart and never ends an answer."""
     import torch
 
-    from interp.checkpoints.word_level import SPECIAL
-
     config.text_config.max_position_embeddings = LONGEST
     processor = stand_in(config, {}, words=words, longest=LONGEST)
     vlm = built(config, processor, device, dtype, name=config.model_type, seed=seed, attn_implementation="sdpa")
     with torch.no_grad():
-        vlm.model.get_submodule(vlm.module_map.lm_head).weight[: len(SPECIAL)] = 0
+        vlm.model.get_submodule(vlm.module_map.lm_head).weight[processor.tokenizer.all_special_ids] = 0
     return vlm
 
 

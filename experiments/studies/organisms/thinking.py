@@ -25,8 +25,7 @@ from experiments.benchmarks.iconworld.concepts import caption
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.benchmarks.iconworld.traces import PERCEPTION, SAFE, UNSAFE, Trace, Traces
 from experiments.studies.organisms.lab import Laboratory
-from interp.checkpoints.cache import ROWS
-from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.source import ORGANISMS, ROWS
 from interp.loading import load
 from interp.thoughts import MARKS
 from interp.vlm import VLM

@@ -32,7 +32,8 @@ from experiments.runs.store import read_object
 from experiments.studies.vrtuning.safety_rows import Source, check_rows, exclude_trained
 from experiments.studies.vrtuning.study import VRTuningStudy, check_adapters
 from experiments.types import Loaded, Sample
-from interp.checkpoints.load import find, read_processor
+from interp.checkpoints.load import read_processor
+from interp.checkpoints.source import find
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt, SafetyPrompt

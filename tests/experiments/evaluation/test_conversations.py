@@ -15,9 +15,9 @@ from experiments.evaluation.judging import item_of
 from experiments.serving.chat import Server
 from experiments.serving.requests import Question
 from experiments.types import Judgement, Sample, Turn, Verdict
+from interp.batching import Lengths
 from interp.messages import Message
 from interp.prompt import Prompt
-from interp.prompt_length import Lengths
 from tests.interp.test_conversations import CHAT, CONVERSATION, FIRST, SECOND, model
 from tests.tiny import picture
 

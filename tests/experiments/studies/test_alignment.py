@@ -18,7 +18,7 @@ from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.runs.results_table import read_results
 from experiments.studies.vrtuning.alignment import RULE
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, exclude_trained
-from interp.checkpoints.hub import ORGANISMS
+from interp.checkpoints.source import ORGANISMS
 from interp.errors import UserError
 from mitigation.vrtuning.collator import Collator
 from mitigation.vrtuning.data import Row, check_dataset, from_rows

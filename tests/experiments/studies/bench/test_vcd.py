@@ -12,7 +12,7 @@ from experiments.studies.bench.vcd import PAIRED, SEQUENTIAL, two_forwards, vari
 from interp.vlm import VLM
 from mitigation.method import Baseline
 
-TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 640}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
