@@ -7,7 +7,9 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import RenderableType
 
+from experiments.evaluation.refusal_margins import NoMargin
 from experiments.report.build import build
+from experiments.report.sections import Section, write_section
 from experiments.runs import analyses as states
 from interp.errors import UserError
 
@@ -66,7 +68,11 @@ def _done(study: Any, analysis: Analysis[Any]) -> bool:
     folder = study.store.path
     lines: list[RenderableType] = []
     with states.guarded(folder, analysis.name, analysis.missing) as outcome:
-        lines = list(analysis.work(study))
+        try:
+            lines = list(analysis.work(study))
+        except NoMargin as error:
+            lines = [f"{analysis.missing}: {error}"]
+            write_section(folder, analysis.name, Section("Without a margin", [f"{analysis.missing}: {error}"]))
     if not study.run.verbose:
         brief = (line for line in lines if isinstance(line, str) and not line.startswith(NOTE))
         lines = [] if analysis.detail else list(brief)

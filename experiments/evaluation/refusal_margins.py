@@ -144,9 +144,9 @@ class RefusalMargins:
 
         check = self.checks.get(BASELINE)
         if check is None or not check.for_tools:
-            why = check.sentence if check else self._why
-            needed = f"tools need {openings.SEPARATES_FOR_TOOLS:.2f} and {100 * openings.COVERS_FOR_TOOLS:.0f}%"
-            raise NoMargin(f"no refusal margin to follow: {why}; {needed}. Take more cases, or another model.")
+            needed = f"; tools need {openings.SEPARATES_FOR_TOOLS:.2f} and {100 * openings.COVERS_FOR_TOOLS:.0f}%"
+            why = self._why if check is None else check.why or check.sentence + needed
+            raise NoMargin(f"no refusal margin to follow: {why}. Take more cases, or another model.")
         refused = np.array(self._refused(self._taught))
         answered = float((~refused).mean())
         every = SequenceMetric(tuple(self._openings))

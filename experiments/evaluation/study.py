@@ -353,7 +353,6 @@ class Study:
         commands = next_commands.next_commands(
             self.environment,
             str(self.store.path),
-            refusals=self.run.benchmark.kind == "refusal",
             program=what_next.program(),
         )
         if commands:

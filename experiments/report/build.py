@@ -87,7 +87,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         + (f"{len(names)} ways" if len(names) > 1 else "one way"),
         "before": base or studied,
         "rates_before": [results.get(base or studied, **key) for key in arms.RATES[design["kind"]].values()],
-        "commands": next_commands(environment, str(run.directory), refusals=design["kind"] == "refusal"),
+        "commands": next_commands(environment, str(run.directory)),
         "facts": facts(environment),
         "studied": studied,
         "refusal": design["kind"] == "refusal",

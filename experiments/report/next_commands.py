@@ -35,15 +35,12 @@ def named_arms(environment: Mapping[str, Any]) -> set[str]:
     return {match[1] for word in typed(environment) or () if (match := ARM.match(word))}
 
 
-def next_commands(
-    environment: Mapping[str, Any], folder: str, *, refusals: bool, program: str = "forestlens"
-) -> dict[str, str]:
+def next_commands(environment: Mapping[str, Any], folder: str, *, program: str = "forestlens") -> dict[str, str]:
     """Return command → what it is for: at most three for the run in ``folder``; none if no weights were loaded.
 
     Args:
         environment: of the run's environment.json.
         folder: the run's, as it is typed.
-        refusals: whether the benchmark is one of refusals.
         program: how this one is started.
     """
     model, config = environment.get("model") or {}, environment.get("config") or {}
@@ -51,12 +48,11 @@ def next_commands(
     if not path or words is None or environment.get("joined"):
         return {}
     task, bundled = str((config.get("task") or {}).get("_target_")), path.startswith(ORGANISM)
-    model, cases = _same_model(words, path), [] if refusals else about(words, "benchmark")  # both ask for verdicts
-    method = about(words, "method")
+    model, cases, method = _same_model(words, path), about(words, "benchmark"), about(words, "method")
     chosen = method if any(word.startswith("method=") for word in method) else []  # else an experiment's own
     same = without(words, "task", *OF_RUN)
     told = task.startswith("experiments.studies.mechanism.") or path == f"{ORGANISM}thinking"  # has a thought before
-    of_study = task == "experiments.evaluation.study.run" and not refusals and not config.get("attention")
+    of_study = task == "experiments.evaluation.study.run" and not config.get("attention")
     listed = [
         (of_study, [*same, "task=attention", f"run={folder}"], "where the attention of its failures went"),
         (bundled, [*model, *cases, *chosen, "+exp=heatmap_llava"], "one case, its answers, and where the model looked"),

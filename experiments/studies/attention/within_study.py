@@ -32,23 +32,19 @@ def of_failures(*, detail: bool = False, **options: Any) -> Analysis:
 
     def work(study: "Study") -> list[str]:
         from experiments.evaluation.looking_inside import followed
-        from experiments.evaluation.refusal_margins import NoMargin
         from experiments.report.text import lines
         from experiments.studies.attention.analysis import analyse_failures
 
         run, folder = study.run, study.store.path
         settings = {"seed": run.seed, "draws": run.draws, "max_new_tokens": run.max_new_tokens, **options}
-        try:
-            with (
-                study.console.status("attention of failures and matched successes"),
-                study.answering.batching(FAILURES),
-                followed(study, next_token=True) as seen,
-            ):
-                result = analyse_failures(
-                    study.vlm, seen.samples, seen.records, folder, verdict=seen.verdict, notes=seen.notes, **settings
-                )
-        except NoMargin as error:
-            return [f"failures and successes were not compared by attention: {error}"]
+        with (
+            study.console.status("attention of failures and matched successes"),
+            study.answering.batching(FAILURES),
+            followed(study, next_token=True) as seen,
+        ):
+            result = analyse_failures(
+                study.vlm, seen.samples, seen.records, folder, verdict=seen.verdict, notes=seen.notes, **settings
+            )
         return [*result["sentences"], *lines("words", words=result["words"]), f"attention: {folder / 'attention.json'}"]
 
     return Analysis(FAILURES, MISSING, work, detail=detail)

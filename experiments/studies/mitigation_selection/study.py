@@ -50,6 +50,7 @@ BASELINE = "baseline"
 THRESHOLD = "threshold"  # the baseline's margin with a constant chosen by the candidates' own rule
 CHOOSING = "choosing.jsonl"
 CHOICE = "choice.json"
+WITH_SPLIT = {"yes_no": "iconworld", "refusal": "iconworld_requests"}
 
 
 @sharded
@@ -98,7 +99,8 @@ class Mitigations:
         if validated.development is None:
             raise UserError(
                 f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on a "
-                "benchmark that has a split (benchmark=iconworld) and give them to a study: method=… method.shift=…"
+                f"benchmark that has a split (benchmark={WITH_SPLIT[run.benchmark.kind]}, or a table with the column "
+                "split) and give them to a study: method=… method.shift=…"
             )
         chosen = partial(self._chosen_arms, run, validated.development, console)
         return study.run(run, validated=validated, prepare=chosen, after=[] if in_words else [table])

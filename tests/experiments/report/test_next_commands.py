@@ -17,6 +17,7 @@ TYPED = {
     "'arms.mine.settings={strength: 2}' ~method@arms.text_only",
     "a setting of an experiment's method": "+exp=vcd_sampled method.temperature=2",
     "the other bundled model": "+exp=mechanism model=smol_organism model.dtype=bfloat16 task.width=2",
+    "a refusal benchmark": "model=smol_organism benchmark=iconworld_requests benchmark.answer_tokens=16 method=prompt",
     "settings of the run": "task=study method=prompt batch_size=8 fresh=true 'note=two words'",
 }
 
@@ -43,7 +44,7 @@ def after(words: list[str]) -> dict[str, str]:
     path = config["model"]["path"]
     environment = {"command": shlex.join(["python", "-m", "experiments.run", *words]), "config": config,
                    "model": {"name": "m", "path": path}}  # fmt: skip
-    return next_commands(environment, "outputs/a run/now", refusals=False)
+    return next_commands(environment, "outputs/a run/now")
 
 
 @pytest.mark.long
@@ -72,7 +73,7 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
 
 
 def test_nothing_follows_without_weights_or_a_command() -> None:
-    assert next_commands({"model": {"name": "api", "endpoint": {}}, "command": "python -m x"}, "", refusals=False) == {}
+    assert next_commands({"model": {"name": "api", "endpoint": {}}, "command": "python -m x"}, "") == {}
     bundled = {"model": {"name": "m", "path": "organism:llava"}}
     for command in (None, "make demo", "python -m experiments.run 'broken"):
-        assert next_commands(bundled | {"command": command}, "", refusals=True) == {}
+        assert next_commands(bundled | {"command": command}, "") == {}

@@ -93,6 +93,8 @@ def test_a_model_without_a_usable_margin_has_one_sentence_and_its_rates(
     printed = " ".join(capsys.readouterr().out.split())
     assert "the mechanism was not examined: no refusal margin to follow: " in printed
     assert said in printed
+    assert "traceback" not in printed
+    assert said.replace(" ", "") in "".join((only_run(run) / "report.html").read_text().split())
     row = read_results(only_run(run)).get("baseline", "refusal_rate", subset="benign")
     assert row is not None
     assert rate is None or row.value == rate
