@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from interp.checkpoints.memory import free_memory
@@ -70,6 +71,22 @@ class Reference:
         """Both prompts in one batch, which pads one of them: with their pictures, and with the others."""
         return self.vlm.encode(self.prompts), self.vlm.encode(self.others)
 
+    @cached_property
+    def chats(self) -> list[Prompt]:
+        """Two conversations of different lengths, with two turns of the user and a picture in each."""
+        first, second = self.prompts
+        return [_chat(first, second), _chat(second, second)]
+
+    @property
+    def other_chats(self) -> dict[str, list[Prompt]]:
+        """The conversations with another part, by what it is."""
+        return {
+            "a black first picture": [chat.with_images(_black, only=[1]) for chat in self.chats],
+            "a black second picture": [chat.with_images(_black, only=[2]) for chat in self.chats],
+            "another first question": [chat.with_part(0, 1, "What do you see?") for chat in self.chats],
+            "another first answer": [chat.with_part(1, 0, "That is dangerous.") for chat in self.chats],
+        }
+
     def states(self, encoded: Any, modules: Mapping[Any, Any]) -> dict[Any, Tensor]:
         """Return what goes into and comes out of ``modules`` (name → module) in one forward."""
         seen: dict[Any, Tensor] = {}
@@ -83,6 +100,19 @@ class Reference:
                 stack.callback(module.register_forward_hook(partial(keep, name), with_kwargs=True).remove)
             self.logits(encoded)
         return seen
+
+
+def _black(image: Image.Image) -> Image.Image:
+    return Image.new("RGB", image.size)
+
+
+def _chat(first: Prompt, second: Prompt) -> Prompt:
+    turns = [("user", first), ("assistant", None), ("user", second)]
+    return Prompt(messages=[
+        {"role": role, "content": "I see."} if prompt is None else
+        {"role": role, "content": [{"type": "image", "image": prompt.image}, {"type": "text", "text": prompt.text}]}
+        for role, prompt in turns
+    ])  # fmt: skip
 
 
 def float32_copy(model: Any) -> Any:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TIMES = 20  # the bound: the least effect that shows something
 
 QUICK = ("score", "image_tokens", "edit", "lens", "additive", "through")
-CHECKS = ("card", "kernel", "generate", "pixels", "heads", "recorder", *QUICK)
+CHECKS = ("card", "kernel", "generate", "pixels", "heads", "recorder", "conversation", *QUICK)
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "baseline": ("kernel", "card"),
     "score": ("kernel", "score"),
@@ -91,7 +91,7 @@ class SelfCheck:
 
 
 def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequence[str] = CHECKS) -> SelfCheck:
-    """Check ``vlm`` on two prompts with pictures (default: made up), in about 40 forwards.
+    """Check ``vlm`` on two prompts with pictures (default: made up), in about 60 forwards.
 
     With fewer ``checks`` only the tools that need no others are listed. ``kernel`` needs memory for a float32 copy of
     the model on the CPU; the others need memory for an eager forward.
@@ -109,24 +109,11 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
         failed = [name for name in needs if name in made and made[name].state in ("failed", "not shown")]
         if failed or set(needs) <= set(made):
             tools[tool] = f"{failed[0]}: {made[failed[0]].why}" if failed else ""
+    if "conversation" in made and made["conversation"].state == "failed":
+        tools["conversation"] = made["conversation"].why
     if vlm.thinks:
-        tools["thought"] = _thought(vlm, vlm.render(prompts[0]), run.properties)
+        run.properties["thinks"], tools["thought"] = vlm.thoughts.told_apart(vlm.render(prompts[0]))
     return SelfCheck(vlm.name, str(vlm.dtype).removeprefix("torch."), made, tools, run.properties)
-
-
-def _thought(vlm: "VLM", rendered: str, properties: dict[str, str]) -> str:
-    """Return "" or why a thought with the model's marks cannot be told from its answer; note the marks."""
-    ids, thoughts = partial(vlm.tokenizer, add_special_tokens=False), vlm.thoughts
-    opening, closing = thoughts.tokens(rendered)
-    before = [*opening, *ids("It is a bug.")["input_ids"], *closing]
-    split = thoughts.split_rows(
-        [[*before, *ids("Yes.")["input_ids"]]], starts_thought=thoughts.starts_thought(rendered)
-    )
-    start, end = (vlm.tokenizer.decode(list(mark)) for mark in (opening, closing))
-    how = "one token" if thoughts.by_token else "text, not one token"
-    properties["thinks"] = f"from {start or 'the beginning: the template opens it'} to {end} ({how})"
-    right = split["texts"][0] == "Yes." and split["thought_tokens"][0] == len(before)
-    return "" if right else f"after {end!r} 'Yes.' is read as {split['texts'][0]!r}; name the marks: model.thinking"
 
 
 class _Stop(Exception):
@@ -253,6 +240,21 @@ class _Checks(Reference):
             raise _Stop("failed", f"{', '.join(same)} stay the same under another picture")
         self.within(relative_error(self.each(self.prompts), self.single[0]), self.bound, "two forwards differ")
         self.shows(relative_error(self.each(self.others), self.single[0]))
+
+    def _conversation(self) -> None:
+        """A padded batch of two pictures and two turns has the logits of each; every part moves them."""
+        seen: dict[str, Tensor] = {}
+        try:
+            self.vlm.encode(self.chats)
+        except UserError as error:
+            raise _Stop("not applicable", str(error)) from error
+        self.vlm.score(self.chats, metric=lambda logits: seen.setdefault("batch", logits)[:, 0])
+        alone = self.each(self.chats)
+        self.within(
+            relative_error(seen["batch"], alone), self.bound, "a batch of conversations has other logits than each"
+        )
+        for what, chats in self.other_chats.items():
+            self.shows(relative_error(self.each(chats), alone), what)
 
     def _image_tokens(self) -> None:
         """The columns of the first layer's input that change with the picture are image tokens."""

@@ -9,7 +9,7 @@ may quote it letter by letter.
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from interp.errors import UserError
@@ -141,6 +141,22 @@ class Thoughts:
             "thoughts": [each.thought for each in spoken],
             "thought_tokens": [each.tokens for each in spoken],
         }
+
+    def told_apart(self, rendered: str) -> tuple[str, str]:
+        """Return how a thought is marked after the prompt ``rendered``, and why it cannot be told from its answer.
+
+        The second text is "" if it can.
+        """
+        ids = partial(self._tokenizer, add_special_tokens=False)
+        opening, closing = self.tokens(rendered)
+        before = [*opening, *ids("It is a bug.")["input_ids"], *closing]
+        split = self.split_rows([[*before, *ids("Yes.")["input_ids"]]], starts_thought=self.starts_thought(rendered))
+        start, end = (self._tokenizer.decode(list(mark)) for mark in (opening, closing))
+        how = "one token" if self.by_token else "text, not one token"
+        marks = f"from {start or 'the beginning: the template opens it'} to {end} ({how})"
+        right = split["texts"][0] == "Yes." and split["thought_tokens"][0] == len(before)
+        why = "" if right else f"after {end!r} 'Yes.' is read as {split['texts'][0]!r}; name the marks: model.thinking"
+        return marks, why
 
     def spoken(self, ids: Sequence[int], text: str, *, starts_thought: bool) -> Spoken:
         """Thought and answer of generated ``ids``, whose decoded ``text`` has no special tokens."""

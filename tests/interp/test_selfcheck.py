@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from interp import selfcheck
 from interp.attention import record as attention
@@ -116,7 +118,7 @@ def test_a_right_model_passes_and_stays_as_it_is(name: str, dtype: str) -> None:
         result = prove(vlm)
     states = {check: found.state for check, found in result.checks.items()}
     if dtype == "bfloat16":  # where small effects of a picture are under 20 times the rounding
-        states |= {name: "passed" for name in ("pixels", "through") if states[name] == "not shown"}
+        states |= {name: "passed" for name in ("pixels", "through", "conversation") if states[name] == "not shown"}
     else:
         assert result.tools == dict.fromkeys(TOOLS, "")
     assert states == dict.fromkeys(CHECKS, "passed"), result
@@ -141,9 +143,42 @@ def test_a_picture_that_moves_nothing_shows_nothing() -> None:
             weight.zero_()
     result = prove(vlm)
     assert {name for name, check in result.checks.items() if check.state == "not shown"} == {
-        *("pixels", "image_tokens", "through")
+        *("pixels", "image_tokens", "through", "conversation")
     }
     assert "moves the reference by 0, less than 20 times the bound of 0.0001" in result.tools["vcd"]
+
+
+def test_a_family_of_one_picture_or_turn_says_so() -> None:
+    for name, limit in (("instructblip", "takes one there"), ("llava_next", "it takes fewer turns")):
+        vlm = VLM(*FAMILIES[name](), name=name)
+        result = prove(vlm, checks=("conversation",))
+        assert result.checks["conversation"].state == "not applicable"
+        assert limit in result.checks["conversation"].why
+        assert "conversation" not in result.tools
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "mllama"])
+def test_two_pictures_and_two_turns_are_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = model(name)
+    assert prove(vlm, checks=("conversation",)).checks["conversation"].state == "passed"
+    alone, plain = [vlm.score([chat]) for chat in Reference(vlm, made_up()).chats], VLM.score
+    assert alone[0] != alone[1]
+
+    def unpadded(self: VLM, prompts: Any, **options: Any) -> torch.Tensor:
+        return plain(self, list(prompts)[::-1], **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(VLM, "score", unpadded)
+        result = prove(vlm, checks=("conversation",))
+    assert result.tools["conversation"].startswith("a batch of conversations has other logits than each")
+    encode = vlm.encode
+    dark = partial(Image.new, "RGB", (336, 336))
+    vlm.encode = lambda prompts, **options: encode(  # type: ignore[method-assign]
+        [prompt.with_images(lambda _: dark(), only=range(2, 1 + len(prompt.images))) for prompt in prompts], **options
+    )
+    result = prove(vlm, checks=("conversation",))
+    assert result.checks["conversation"].state == "not shown", result
+    assert "a black second picture moves the reference by 0" in result.checks["conversation"].why
 
 
 def scaled(name: str, factor: float) -> Callable[..., Any]:
