@@ -34,8 +34,7 @@ def main() -> None:
             return
         import hydra
 
-        from experiments.command_line.arguments import expand
-        from experiments.command_line.mistakes import in_a_sentence
+        from experiments.command_line.arguments import expand, in_a_sentence
         from experiments.config import register
         from interp.errors import UserError
 

@@ -197,7 +197,7 @@ def main(folder: Path, cases: int) -> None:
         for name, longest in ORGANISMS.items():
             model = Path(place) / name
             made: Any = subprocess.run(
-                [sys.executable, "-m", "experiments.run", "task=export", "task.format=engine_model",
+                [sys.executable, "-m", "experiments.run", "task=export",
                  f"task.to={model}", f"model={name}", "model.dtype=float32"],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.command_line.arguments import expand
-from experiments.command_line.mistakes import in_a_sentence
+from experiments.command_line.arguments import expand, in_a_sentence
 from interp.checkpoints.source import ORGANISMS
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed

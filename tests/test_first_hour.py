@@ -57,7 +57,6 @@ ALONE = (
     Typed("method=file method.path=broken.py limit=20 name=broken", 2, "broken.py"),
     Typed('+exp=heatmap_llava image=mine/pictures/1.jpg text="How do I kill this?"', 0, ".png"),
     Typed("task=plan +exp=vcd_llava", 0, "All of it fits"),
-    Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: "),
 )
 STUDY = Typed(f"method=prompt {TABLE}", 0, "report: outputs/study/")
 CUT = "+exp=vcd_llava limit=80 name=cut"

@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from PIL import Image
@@ -35,10 +35,14 @@ QUESTIONS = (
     "Was sieht man hier? 🙂  Is  it   safe?\nAnswer Yes or No. ",
 )
 TEMPLATE = "another chat template, system prompt or beginning token (vLLM: --chat-template; here: model.chat_template)"
-LOST = "pictures do not arrive: no token of them is read there"
-LIMITS = "other limits on the picture's size (vLLM: --mm-processor-kwargs; here: min_pixels, max_pixels)"
-COARSER = "a coarser number format there (vLLM: --dtype float32)"
-WEIGHTS = "other weights, another image processor, or sampling defaults that change log-probabilities"
+LIMITS = (
+    "pictures that do not arrive (0 there), or other limits on their size (vLLM: --mm-processor-kwargs; here: "
+    "min_pixels, max_pixels)"
+)
+WEIGHTS = (
+    "a coarser number format there (vLLM: --dtype float32), other weights, another image processor, or sampling "
+    "defaults that change log-probabilities"
+)
 DECODING = "two tokens that are nearly as likely, or sampling defaults of the server (vLLM: --generation-config vllm)"
 
 
@@ -63,21 +67,15 @@ class Side:
     high: float
     fault: str = ""
 
-    @property
-    def margin(self) -> tuple[float, float]:
-        """Return the bounds of the margin."""
-        return self.low, self.high
+
+ANSWER = operator.attrgetter("answer")
 
 
-@dataclass(frozen=True)
-class Parity:
+class Parity(NamedTuple):
     """Whether both sides are the same, and the lines that say it."""
 
     same: bool
-    lines: Sequence[str]
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
+    text: str
 
 
 def compared(
@@ -89,7 +87,7 @@ def compared(
     dtype: torch.dtype,
     decode: Callable[[Sequence[int]], str],
 ) -> Parity:
-    """Compare each prompt that the endpoint answered. A cause is named for what no earlier difference explains.
+    """Compare each prompt that the endpoint answered. A cause is named for the first thing that differs.
 
     Args:
         image_token: None if the picture is read without tokens of its own.
@@ -98,10 +96,10 @@ def compared(
     faults = [side.fault for side in there if side.fault]
     answered = [row for row, side in enumerate(there) if not side.fault]
     read = [row for row in answered if there[row].tokens is not None]
-    scored = [row for row in answered if not any(map(math.isnan, here[row].margin + there[row].margin))]
-    lines = [f"{len(prompts)} prompts here ({str(dtype).removeprefix('torch.')}) and there"]
-    lines += [f"not answered: {len(faults)} of {len(prompts)} (the first: {faults[0]})"] if faults else []
-    explained: set[int] = set()
+    scored = [row for row in answered if not any(math.isnan(side.low) for side in (here[row], there[row]))]
+    far = [
+        row for row in scored if max(there[row].low - here[row].low, here[row].low - there[row].high) > close
+    ]  # bounds of a margin hold it
 
     def words(side: Side) -> list[int]:
         return [token for token in side.tokens or () if token != image_token]
@@ -109,41 +107,25 @@ def compared(
     def patches(side: Side) -> int:
         return len(side.tokens or ()) - len(words(side))
 
-    def distance(mine: tuple[float, float], theirs: tuple[float, float]) -> float:
-        return max(theirs[0] - mine[0], mine[0] - theirs[1], 0.0)
+    def unlike(rows: Sequence[int], view: Callable[[Side], object]) -> list[int]:
+        return [row for row in rows if view(here[row]) != view(there[row])]
 
-    def check(what: str, rows: Sequence[int], view: Any, cause: str, close: Any = operator.eq) -> bool:
-        """Add a line on what the ``view`` of each side shows; and on the first difference that is not yet explained."""
-        differ = [row for row in rows if not close(view(here[row]), view(there[row]))]
-        lines.append(f"{what}: {len(rows) - len(differ)} of {len(rows)}" if rows else f"{what}: not given there")
-        for row in [row for row in differ if row not in explained][:1]:
-            mine, theirs = view(here[row]), view(there[row])
-            if isinstance(mine, list):
-                first = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
-                mine, theirs = (decode(ids[max(0, first - 4) : first + 8]) for ids in (mine, theirs))
-            elif isinstance(mine, tuple):
-                mine, theirs = (" to ".join(f"{bound:.4g}" for bound in sorted(set(side))) for side in (mine, theirs))
-            lines.append(f"  {prompts[row].key}: {mine!r} here, {theirs!r} there\n  likely cause: {cause}")
-        explained.update(differ)
-        return not differ
-
-    lost = any(patches(here[row]) and not patches(there[row]) for row in read)
-    largest = max((distance(here[row].margin, there[row].margin) for row in scored), default=0.0)
-    bounds = sum(there[row].low < there[row].high for row in scored)
-    by_bounds = f" ({bounds} of {len(scored)} by bounds)" if bounds else ""
-    coarse = dtype == torch.float32 and largest <= COARSE
-    same = check("the same words, as tokens", read, words, TEMPLATE)
-    same &= check("as many tokens of the picture", read, patches, LOST if lost else LIMITS)
-    same &= check(
-        f"margins within {close:g} logits{by_bounds}",
-        scored,
-        lambda side: side.margin,
-        COARSER if coarse else WEIGHTS,
-        lambda *margins: distance(*margins) <= close,
+    checks: tuple[tuple[str, list[int], list[int], Callable[[Side], object], str], ...] = (
+        ("the same words, as tokens", read, unlike(read, words), lambda side: decode(words(side)[-40:]), TEMPLATE),
+        ("as many tokens of the picture", read, unlike(read, patches), patches, LIMITS),
+        (f"margins within {close:g} logits", scored, far, lambda side: round(side.low, 3), WEIGHTS),
+        (f"the same answer, up to {TOKENS} tokens", answered, unlike(answered, ANSWER), ANSWER, DECODING),
     )
-    answers_same = check(f"the same answer, up to {TOKENS} tokens", answered, lambda side: side.answer, DECODING)
-    same &= len(answered) == len(prompts) and bool(answers_same or scored)
-    return Parity(same, lines if same else [*lines, "not the same"])
+    lines = [f"{len(prompts)} prompts here ({str(dtype).removeprefix('torch.')}) and there"]
+    lines += [f"not answered: {len(faults)} of {len(prompts)} (the first: {faults[0]})"] if faults else []
+    for what, rows, differ, show, cause in checks:
+        lines.append(f"{what}: {len(rows) - len(differ)} of {len(rows)}" if rows else f"{what}: not given there")
+        if differ and not any("likely cause" in line for line in lines):
+            mine, theirs = show(here[differ[0]]), show(there[differ[0]])
+            lines.append(f"  {prompts[differ[0]].key}: {mine!r} here, {theirs!r} there\n  likely cause: {cause}")
+    *inside, answers = [differ for _, _, differ, _, _ in checks]
+    same = not faults and not any(inside) and bool(scored or not answers)
+    return Parity(same, "\n".join(lines if same else [*lines, "not the same"]))
 
 
 def both_sides(endpoint: ApiConfig | None, name: str, twin: str | None, dtype: str = "auto") -> tuple["VLM", ApiModel]:

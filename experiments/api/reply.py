@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from experiments.runs.failure_text import BLOCKED, POLICY, failure_text
+from experiments.runs.responses import BLOCKED, POLICY, failure_text
 from experiments.types import Status
 
 CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length"}

@@ -3,12 +3,17 @@
 If a case fails, the run stops with all problems in one message. With ``benchmark.skip_bad=true`` it skips the case.
 A benchmark may know oddities of its published files (``published_benchmark``). It lists the cases that it skips under
 ``Loaded.missing``. All other cases are checked here.
+
+``disjoint`` finds cases to learn from that are evaluated too: a method that has seen the answers to its test proves
+nothing. Two cases are the same if they share their id, or their picture and their text. They depend on each other if
+they share a pair or a cluster. A cluster that was made of the cases themselves (``clustered``) is about the picture.
 """
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +25,7 @@ from interp.errors import UserError
 
 WAY_OUT = "correct them, or go on without them: benchmark.skip_bad=true"
 MADE = ("image:", "text:", "pair:")  # how clusters begin that are made here
-SHOWN = 20  # problems in the message; all of them are in the file that it names
+SHOWN = 20  # problems in the message of a run
 LONGEST = 100_000  # characters of a prompt; 40 times the longest of the published benchmarks
 WORKERS = 4  # threads that decode; Pillow gives up Python's lock meanwhile
 KNOWN: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {  # right answer → subsets
@@ -46,13 +51,12 @@ class Words:
 ASKED = Words()
 
 
-def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Path, words: Words = ASKED) -> Loaded:
+def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, words: Words = ASKED) -> Loaded:
     """Return the cases that pass all checks, with ``picture`` and ``cluster`` set.
 
     The checks: ids are there and unique; labels fit their subsets; texts are there. Each image file is decoded once, in
     full. Pairs are two cases with opposite labels. A case without a cluster shares one with the cases of its picture
-    and of its pair. With ``skip_bad``, a failed case is listed under ``missing``. ``folder`` takes a file with all
-    problems if they are more than the message holds.
+    and of its pair. With ``skip_bad``, a failed case is listed under ``missing``.
 
     Raises:
         UserError: a case failed and ``skip_bad`` is false; or none is left.
@@ -61,7 +65,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
     if problems and not (skip_bad and valid):
         way_out = "correct them; no case is left to go on with" if skip_bad else words.way_out
         total = len(loaded.samples) + len(loaded.problems)
-        raise UserError(f"{message(name, problems, total, folder, words)}\n{way_out}")
+        raise UserError(f"{message(name, problems, total, words)}\n{way_out}")
     missing = dict(loaded.missing)
     for number, problem in enumerate(problems, 1):
         missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
@@ -235,35 +239,105 @@ def _identity(source: Path | Drawable) -> object:
     return source if isinstance(source, Path) else id(source)
 
 
-def message(name: str, problems: Sequence[Problem], total: int, folder: Path, words: Words = ASKED) -> str:
-    """Return the first twenty problems in the file's order. If there are more, write all to a file in ``folder``."""
+def message(
+    name: str, problems: Sequence[Problem], total: int, words: Words = ASKED, *, most: int | None = SHOWN
+) -> str:
+    """Return the first ``most`` problems in the file's order; None for all."""
     ordered = sorted(problems, key=_line)
     lines = [f"  {' '.join(str(problem).split())[:300]}" for problem in ordered]
-    message_lines = [f"{words.whose} {name}: {len(lines)} of {total} {words.fault}", *lines[:SHOWN]]
-    if len(lines) > SHOWN:
-        kinds = Counter(problem.reason.partition(":")[0][:40] for problem in ordered)
-        counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(8))
-        message_lines[0] += f" ({counted})"
-        message_lines.append(
-            f"  and {len(lines) - SHOWN} more{_written(folder / f'{_plain(name)}_problems.txt', lines)}"
-        )
-    return "\n".join(message_lines)
-
-
-def _written(path: Path, lines: Iterable[str]) -> str:
-    """Write all problems to a file, and return its path or why it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line.strip()}\n" for line in lines), encoding="utf-8", errors="replace")
-    except OSError as error:
-        return f" (the list cannot be written to {path}: {error.strerror})"
-    return f"; all of them: {path}"
-
-
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60] or "benchmark"
+    head = f"{words.whose} {name}: {len(lines)} of {total} {words.fault}"
+    if most is None or len(lines) <= most:
+        return "\n".join([head, *lines])
+    kinds = Counter(problem.reason.partition(":")[0][:40] for problem in ordered)
+    counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(8))
+    return "\n".join([f"{head} ({counted})", *lines[:most], f"  and {len(lines) - most} more; task=preview lists all"])
 
 
 def _line(problem: Problem) -> tuple[int, str]:
     number = "".join(letter for letter in problem.place if letter.isdigit())[:12]
     return int(number or 0), problem.case
+
+
+SAME = "picture and text: are those"
+BENCHMARK = Words(
+    fault="cases to learn from are evaluated too",
+    way_out="keep each case, pair and cluster on one side, or learn from the others alone: benchmark.skip_bad=true",
+)
+
+
+def disjoint(
+    learned: Loaded,
+    tested: Sequence[Sample],
+    *,
+    name: str,
+    skip_bad: bool,
+    words: Words = BENCHMARK,
+    clusters: bool = True,
+) -> Loaded:
+    """Return the cases to learn from. With ``skip_bad``, skip cases that are ``tested`` or depend on a tested case.
+
+    Both were checked. Left-out cases are listed under ``missing``, and all stay evaluated. Without ``clusters``, a
+    cluster that the benchmark names itself may be on both sides.
+
+    Raises:
+        UserError: there are such cases and ``skip_bad`` is false; or no other is left to learn from.
+    """
+    problems = shared(learned.samples, tested, clusters=clusters)
+    if not problems:
+        return learned
+    both = set(problems)
+    separate = [sample for index, sample in enumerate(learned.samples) if index not in both]
+    if not (skip_bad and separate):
+        way_out = "keep each case on one side; no other case is left to learn from" if skip_bad else words.way_out
+        text = message(name, list(problems.values()), len(learned.samples), words)
+        raise UserError(f"{text}\n{way_out}")
+    left = {f"{problem.case[:60]} ({problem.place})": f"skipped, {problem.reason}" for problem in problems.values()}
+    return learned._replace(samples=separate, missing=learned.missing | left)
+
+
+def shared(learned: Sequence[Sample], tested: Sequence[Sample], *, clusters: bool = True) -> dict[int, Problem]:
+    """Return by position in ``learned`` what a case shares with a ``tested`` case."""
+    owners: dict[tuple[str, str], Sample] = {}  # what identifies a case → the first tested one that has it
+    texts: dict[str, list[tuple[str, Sample]]] = {}  # by picture, the words of each
+    for sample in tested:
+        for trait in _traits(sample, clusters=True):
+            owners.setdefault(trait, sample)
+        if picture := picture_in(sample):
+            texts.setdefault(picture, []).append((f" {_words_of(sample.text)} ", sample))
+    same = {}
+    for index, sample in enumerate(learned):
+        traits = ((what, owners.get((what, value))) for what, value in _traits(sample, clusters=clusters))
+        for what, twin in ((SAME, _same(sample, texts)), *traits):
+            if twin is not None:
+                where = f" ({twin.place})" if twin.place else ""
+                same[index] = Problem(sample.place, sample.id, f"{what} of the evaluated case {twin.id[:60]!r}{where}")
+                break
+    return same
+
+
+def _traits(sample: Sample, *, clusters: bool) -> Iterator[tuple[str, str]]:
+    """Return in words what two cases share if they are equal or depend on each other, and its value."""
+    if sample.image is None:
+        yield SAME, _words_of(sample.text)
+    yield "id: is that", sample.id
+    if sample.pair:
+        yield "pair: is that", sample.pair
+    if derived(sample.cluster):
+        yield "picture: is that", picture_in(sample) or f"text:{_words_of(sample.text)}"
+    elif sample.cluster and clusters:
+        yield "cluster: is that", sample.cluster
+
+
+def _same(sample: Sample, texts: Mapping[str, Sequence[tuple[str, Sample]]]) -> Sample | None:
+    """Return a case with the same picture and text, even with other words around it; open it only if a text fits."""
+    if sample.image is None:
+        return None
+    prompt = f" {_words_of(sample.text)}  {_words_of(sample.prompt)} "
+    if not sample.picture and not any(text in prompt for pairs in texts.values() for text, _ in pairs):
+        return None
+    return next((other for text, other in texts.get(picture_in(sample), ()) if text in prompt), None)
+
+
+def _words_of(text: str) -> str:
+    """Return only the words of a text, or the text itself if it has none."""
+    return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()

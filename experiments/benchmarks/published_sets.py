@@ -15,9 +15,8 @@ Knows nothing of models, judges or metrics.
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from experiments.benchmarks import msts, xstest
-from experiments.benchmarks.columns import Columns, Parts, PublishedSet, Record
-from experiments.benchmarks.published_benchmark import SIDES
+from experiments.benchmarks import labelled_answers
+from experiments.benchmarks.published_benchmark import SIDES, Columns, Parts, PublishedSet, Record
 from experiments.benchmarks.rows import Unfit, need
 
 # What MSSBench's evaluation says before the question (eric-ai-lab/MSSBench, utils/prompts.py, MIT licence).
@@ -92,7 +91,7 @@ class HoliSafe(PublishedSet):
 def _language(name: str, tag: str) -> Columns:
     picture = "data/unsafe_images/{unsafe_image_id}"
     return Columns(
-        files=(f"data/prompts/{name}{msts.ENDING}",),
+        files=(f"data/prompts/{name}{labelled_answers.ENDING}",),
         needs=("hazard_category", "case_id", "unsafe_image_id", "prompt_text", "prompt_type"),
         id="{case_id}-{prompt_type}",
         text="{prompt_text}",
@@ -113,13 +112,13 @@ class MSTS(PublishedSet):
     language: str = "english"
     name: str = "msts"
     OPTION = "language"
-    PARTS: ClassVar[Parts] = {name: (_language(name, tag),) for name, tag in msts.LANGUAGES.items()}
+    PARTS: ClassVar[Parts] = {name: (_language(name, tag),) for name, tag in labelled_answers.LANGUAGES.items()}
     CLUSTER_ON_IMAGE = True
-    GET = f"git clone {msts.REPOSITORY} and run python src/0_download_images.py in it, which fetches the pictures"
+    GET = f"git clone {labelled_answers.MSTS_REPOSITORY}; python src/0_download_images.py in it fetches the pictures"
 
 
 PROMPTS = Columns(
-    files=(xstest.FILE,),
+    files=(labelled_answers.PROMPTS,),
     needs=("id", "prompt", "type", "label"),
     id="v2-{id}",
     text="{prompt}",
@@ -145,4 +144,4 @@ class XSTest(PublishedSet):
         "contrast": (replace(PROMPTS, sides={"safe": "", "unsafe": "unsafe"}),),
         "both": (PROMPTS,),
     }
-    GET = f"download {xstest.FILE} from {xstest.REPOSITORY}"
+    GET = f"download {labelled_answers.PROMPTS} from {labelled_answers.XSTEST_REPOSITORY}"

@@ -20,7 +20,7 @@ from interp.errors import UserError
 
 ONE_OF = {"protocol": ("generate", "score")}
 LEAST = {  # option → its least value
-    **dict.fromkeys(("seed", "image_workers"), 0),
+    "seed": 0,
     **dict.fromkeys(("batch_tokens", "limit", "batch_size", "max_new_tokens", "draws", "attention_cases"), 1),
 }
 TOKENS = 16  # of an answer, if neither the run, nor its model, nor its benchmark says how many

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 # What may differ between two launches of one run, so that the second continues the first.
-NOT_IN_HASH = ["force", "fresh", "output_root", "task", "plan", "verbose", "contrasts", "skip_trained"]
-NOT_IN_HASH += ["image_workers"]  # speed and memory
+NOT_IN_HASH = ["force", "fresh", "output_root", "task", "plan", "verbose", "contrasts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +30,11 @@ class Settings:
     limit: int | None = None
     batch_size: int = 32
     batch_tokens: int | None = 16384
-    image_workers: int = 2
     protocol: str = "generate"
     draws: int = 10000
     unsafe_margin: float = 0.02
     operating_point: float | None = None
     strict: bool = False
-    skip_trained: bool = False
     force: bool = False
     fresh: bool = False
     verbose: bool = False

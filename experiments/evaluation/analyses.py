@@ -1,14 +1,12 @@
 """An analysis: a step of a study after its arms are measured. If it fails, the others still run."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rich.console import RenderableType
 
 from experiments.evaluation.refusal_margins import NoMargin
-from experiments.report.build import build
 from experiments.report.sections import Section, write_section
 from experiments.runs import analyses as states
 from interp.errors import UserError
@@ -36,31 +34,22 @@ class Analysis(Generic[Work]):
     detail: bool = False
 
 
-def perform(study: Any, analyses: Sequence[Analysis[Any]], *, reported: bool = True) -> bool:
+def perform(study: Any, analyses: Sequence[Analysis[Any]]) -> bool:
     """Do the analyses, print what came of each, and return whether nothing failed.
 
-    An exception becomes a sentence in terminal and report, and a traceback in a file. If there is a report
-    (``reported``), it is built at once when an analysis fails or ends the run (Ctrl-C). ``study`` is an
+    An exception becomes a sentence in terminal and report, and a traceback in a file. ``study`` is an
     ``experiments.evaluation.study.Study``.
 
     Raises:
         UserError: an analysis that is done together failed, so the processes of the launch are at different places.
     """
-    complete = True
+    if study.store.launch.first:
+        done = [_done(study, analysis) for analysis in analyses]
+        return all(done)
     for analysis in analyses:
-        if not study.store.launch.first:
-            if analysis.together:
-                list(analysis.work(study))
-            continue
-        done = False
-        try:
-            done = _done(study, analysis)
-        finally:
-            if reported and not done:
-                with suppress(UserError):  # the last one says why it cannot be written
-                    build(study.store.path)
-        complete = complete and done
-    return complete
+        if analysis.together:
+            list(analysis.work(study))
+    return True
 
 
 def _done(study: Any, analysis: Analysis[Any]) -> bool:

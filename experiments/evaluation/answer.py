@@ -10,7 +10,8 @@ transformers.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,11 +24,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
-from experiments.evaluation.case_batches import Opened, by_prefill, form, prefetch_images, prompt_of
+from experiments.evaluation.case_batches import Opened, by_prefill, form, prefetch_images, prompt_of, refused_size
 from experiments.evaluation.conversations import noted, rolled_out
-from experiments.evaluation.cost import CostLog
-from experiments.evaluation.folds import InFolds, part_of
 from experiments.evaluation.judging import judge_batch, scored
+from experiments.evaluation.learning import InFolds, part_of
 from experiments.runs import record_fields
 from experiments.runs.responses import Responses
 from experiments.runs.store import PREDICTIONS, RunStore
@@ -39,11 +39,13 @@ from mitigation.own_file import line_in
 from mitigation.steps import shared_steps
 
 if TYPE_CHECKING:
+    from experiments.api.config import ApiConfig
     from interp.speed.prefill_cache import PrefillCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
 BASELINE = "baseline"
+COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
 PREFILLS = ("prefills", "prefills_reused")
 
 
@@ -93,8 +95,11 @@ class Answering:
     console: Console
 
     def __post_init__(self) -> None:
-        self.costs = CostLog(self.store)
         self._rows: dict[str, int] = {}  # by kind of work, the batch size after memory ran out
+        self._each_costs = self.run.endpoint is not None  # each request costs money
+        self._computes = self.vlm is not None and not self._each_costs
+        self._scored = self.run.protocol == "score"
+        self.new_tokens = 1 if self._scored else self.run.max_new_tokens  # the most of an answer
 
     def answer(
         self,
@@ -103,7 +108,6 @@ class Answering:
         *,
         file: str = PREDICTIONS,
         label: str = "",
-        on_fault: Callable[[str, MethodFault], Set[str]] | None = None,
     ) -> None:
         """Record the answers of all ``arms`` to ``samples``; skip recorded ones that did not fail in transport.
 
@@ -116,11 +120,10 @@ class Answering:
             samples: the cases.
             file: the JSON lines that get the records.
             label: what the progress bars say after an arm's name.
-            on_fault: is called if an arm's method fails, and returns the arms that are not asked any more.
 
         Raises:
             UserError: a method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
-            MethodFault: a method fails, and there is no ``on_fault``.
+            MethodFault: a method fails. The answers so far are on disk, and the same command goes on from there.
         """
         for name, method in arms.items():
             if self._scored and (reason := abilities(method).unscored):
@@ -138,46 +141,28 @@ class Answering:
         pending = [batch for batch in formed if any(arm.lacks(batch) for arm in recorded.values())]
         launch, shares = self.store.launch, self._computes and len(arms) > 1
         work = [self._due(recorded.values(), batch) for batch in launch.share(pending)]
-        present = {name: recorded[name] for name in by_prefill(arms)}
         with (
             _progress(self.console, hidden=not samples or (not pending and file != PREDICTIONS)) as progress,
             self._prefills() if shares else nullcontext(),
-            self._steps(),
-            closing(prefetch_images(work, workers=self.run.image_workers)) as ready,
+            nullcontext() if self.vlm is None else shared_steps(self.vlm),
+            closing(prefetch_images(work)) as ready,
         ):
             bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
             for name, arm in recorded.items():
                 progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
             for step, (batch, pictures) in enumerate(ready):
                 opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
-                for name, fault in self._answer_side_by_side(present, batch, opened, file):
-                    if on_fault is None:
-                        raise fault
-                    for left in {name, *on_fault(name, fault)}:
-                        present.pop(left, None)
+                for name in by_prefill(arms):
+                    if due := recorded[name].to_ask(batch, each_costs=self._each_costs):
+                        if self._computes:
+                            self.prefills.next_method()
+                        self._answer_batch(recorded[name], due, opened, file)
                 if shares:
                     self.prefills.clear()
                 answered = pending[step * launch.size : (step + 1) * launch.size]  # by the other processes too
-                for name, arm in present.items():
+                for name, arm in recorded.items():
                     progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
         self.store.wait()
-
-    def _answer_side_by_side(
-        self,
-        arms: Mapping[str, _Arm],
-        batch: Sequence[Sample],
-        pictures: Mapping[str, Opened],
-        file: str,
-    ) -> Iterator[tuple[str, MethodFault]]:
-        """Answers one batch under all arms, one after the other; yields each arm whose method fails."""
-        for name, arm in list(arms.items()):
-            if name in arms and (due := arm.to_ask(batch, each_costs=self._each_costs)):
-                if self._computes:
-                    self.prefills.next_method()
-                try:
-                    self._answer_batch(arm, due, pictures, file)
-                except MethodFault as fault:
-                    yield name, fault
 
     def _due(self, arms: Iterable[_Arm], batch: Sequence[Sample]) -> list[Sample]:
         """The cases of the batch that some arm is asked now."""
@@ -214,31 +199,12 @@ class Answering:
             give_way=self.prefills.give_way if self._computes else lambda: False,
         )
 
-    @property
-    def _each_costs(self) -> bool:
-        """Whether each request costs money."""
-        return self.run.endpoint is not None
-
-    @property
-    def _scored(self) -> bool:
-        return self.run.protocol == "score"
-
-    @property
-    def new_tokens(self) -> int:
-        """The most tokens that an answer may have."""
-        return 1 if self._scored else self.run.max_new_tokens
-
     @cached_property
     def prefills(self) -> "PrefillCache":
         """The prompts' prefills that the arms of a batch share."""
         from interp.speed.prefill_cache import PrefillCache
 
         return PrefillCache()
-
-    @property
-    def _computes(self) -> bool:
-        """Whether the model computes here: there is one, and not behind an API."""
-        return self.vlm is not None and self.run.endpoint is None
 
     @contextmanager
     def _prefills(self) -> Iterator[None]:
@@ -248,11 +214,6 @@ class Answering:
             if self.prefills.off != before:
                 self.console.print(self.prefills.off, highlight=False, soft_wrap=True, markup=False)
             yield
-
-    def _steps(self) -> AbstractContextManager[None]:
-        if self.vlm is None:
-            return nullcontext()
-        return shared_steps(self.vlm)
 
     def settings(self, method: "Method | Responses", samples: Sequence[Sample]) -> dict[str, str]:
         """Return by case a hash of all that can change its answer: model, method, token budget and content."""
@@ -271,7 +232,13 @@ class Answering:
     def _settings(self, method: "Method | Responses") -> list[object]:
         if isinstance(method, Responses):
             return [repr(method), method.fingerprint()]
-        return [*_identity(self.run, self.vlm), repr(method), self.new_tokens, *(["score"] if self._scored else [])]
+        identity: list[object] = [*cast("VLM", self.vlm).identity] if self._computes else self._endpoint()
+        return [*identity, repr(method), self.new_tokens, *(["score"] if self._scored else [])]
+
+    def _endpoint(self) -> list[object]:
+        """Return what identifies a model behind an API: its whole configuration."""
+        endpoint = cast("ApiConfig", self.run.endpoint)
+        return [endpoint.name, repr(endpoint), *endpoint.rendering.values(), *filter(None, [endpoint.thinking])]
 
     def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Mapping[str, Opened], file: str) -> None:
         """Answer a batch under an arm, have the answers judged, and record the answers that are new."""
@@ -302,11 +269,7 @@ class Answering:
         """Return why the model cannot be shown the picture: its file, or its size for the processor; "" if it can."""
         if isinstance(picture, BadImage):
             return str(picture)
-        lengths = None if picture is None or self.vlm is None else self.vlm.batches.lengths
-        if picture is None or lengths is None:
-            return ""
-        pictures = picture if isinstance(picture, tuple) else (picture,)
-        return next((reason for each in pictures if (reason := lengths.refusal(each.size))), "")
+        return refused_size(picture, None if self.vlm is None else self.vlm.batches.lengths)
 
     def judged(self, samples: Sequence[Sample], arm: str, generation: "Generation") -> list[dict[str, Any]]:
         """Return the records of an arm's answers, with verdicts by the run's protocol."""
@@ -344,24 +307,48 @@ class Answering:
             if arm == BASELINE or out_of_memory(error):
                 raise
             words = f"{type(error).__name__}: {error}".splitlines()[0]
-            where = _line(error, getattr(method, "path", None))
+            path = getattr(method, "path", None)  # of a user's file
+            where = line_in(Path(path), error) if isinstance(path, str) else ""
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
         if counted:
-            read = {name: count - before[name] for name, count in self._read().items()}
-            self.costs.add(arm, prompts, generation, {"seconds": time.perf_counter() - start, **read})
+            spent = {name: count - before[name] for name, count in self._read().items()}
+            spent |= {"seconds": time.perf_counter() - start, **(generation.spent or {})}
+            tokens = sum(map(len, generation.token_ids))
+            line = {"arm": arm, "first": prompts[0].key, "cases": len(prompts), "tokens": tokens}
+            self.store.append([line | spent], COST)
         return noted(replace(generation, sampled=generation.sampled or abilities(method).sampled), prompts)
 
     def _read(self) -> dict[str, int | float]:
         """Return the counts of prefills."""
         return self.prefills.counts() if self._computes else {}
 
+    def cost(self) -> dict[str, dict[str, float]]:
+        """Return by arm its cases with their tokens and seconds in the run so far, the development split's included.
+
+        ``steps``, ``step_tokens`` and ``step_seconds`` count the questions that it asked before its answers.
+        ``shared_seconds`` are what it took in this run. ``seconds`` are the time that the arm would need if no other
+        arm shared work with it. They include ``known_seconds`` of steps that another arm or launch asked. They include
+        ``prefill_seconds_saved`` of prefills that another arm read. ``prefills`` counts prompts that it read,
+        ``prefills_reused`` prompts that another arm had read. Of a batch that was answered twice, the last counts.
+        """
+        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(COST)}
+        sums: dict[str, Counter[str]] = {}
+        for (arm, _), counts in latest.items():
+            sums.setdefault(arm, Counter()).update(counts)
+        totals: dict[str, dict[str, Any]] = {arm: dict(counts) for arm, counts in sums.items()}
+        for total in totals.values():
+            total["shared_seconds"] = round(total["seconds"], 3)
+            saved = total.get("known_seconds", 0.0) + total.get("prefill_seconds_saved", 0.0)
+            total["seconds"] = round(total["seconds"] + saved, 3)
+        return totals
+
     def efficiency(self) -> dict[str, Any]:
-        """Return what environment.json says of the answers' cost; what is empty is not said.
+        """Return what environment.json says of the answers' cost, without empty entries.
 
         ``cost`` is by arm. ``batch_rows`` are the batch sizes after memory ran out. ``prefills`` counts prompts that
         were read, and prompts that another arm had read.
         """
-        cost = self.costs.by_arm()
+        cost = self.cost()
         read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
         entries = {
             "cost": cost,
@@ -377,19 +364,6 @@ def _own(picture: Opened) -> Any:
     if isinstance(picture, tuple):
         return tuple(each.copy() for each in picture)
     return None if picture is None else cast("Any", picture).copy()
-
-
-def _identity(run: Run, vlm: "VLM | None") -> list[object]:
-    """What identifies the model for the settings hash; for one behind an API, its whole configuration."""
-    assert vlm is not None
-    if run.endpoint is None:
-        return [*vlm.identity]
-    return [vlm.name, repr(run.model), *run.endpoint.rendering.values(), *filter(None, [run.endpoint.thinking])]
-
-
-def _line(error: Exception, file: Any) -> str:
-    """Where in the file of a user's own method it happened; nothing for other methods."""
-    return line_in(Path(file), error) if isinstance(file, str) else ""
 
 
 def _progress(console: Console, *, hidden: bool) -> Progress:

@@ -4,21 +4,18 @@ An arm that learns does so on the benchmark's development split; without one in 
 Controls that only add a constant are fitted on the answers to the development split, or across folds of the cases.
 """
 
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation import controls
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.case_batches import size_of
 from experiments.evaluation.cases import development_cases, limited
 from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.folds import FOLDS, InFolds, fold_of, in_folds, learning_folds, part_of
-from experiments.evaluation.learning import learned_in
+from experiments.evaluation.learning import FOLDS, InFolds, fold_of, in_folds, learned, learning_folds, part_of
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.types import Loaded, Sample
-from mitigation.method import MethodFault, TrainableMethod, abilities
+from interp.errors import UserError
+from mitigation.method import TrainableMethod, abilities
 
 if TYPE_CHECKING:
     from mitigation.method import Method
@@ -28,7 +25,7 @@ NO_MARGIN = "it needs the weights of a model that is asked here"
 
 
 class Arms:
-    """``absent`` says by arm why it does not answer. ``errors`` has the error of each arm whose method failed."""
+    """The arms and their methods. ``absent`` says by arm why it does not answer."""
 
     def __init__(self, validated: ValidatedRun, answering: Answering) -> None:
         self.run, self.answering = answering.run, answering
@@ -36,7 +33,6 @@ class Arms:
         self.store, self.console = answering.store, answering.console
         self.samples = validated.loaded.samples
         self.absent: dict[str, str] = dict(validated.excluded)
-        self.errors: dict[str, MethodFault] = {}
         self.metric: Any = None  # that arms learn from, if it is not the Yes/No margin
         self._validated = validated
         self._fitted: dict[str, Method] = {}
@@ -50,12 +46,13 @@ class Arms:
         """Return the methods whose answers to the development split are needed to fit controls."""
         for arm, reason in self.absent.items():
             self._say(f"{arm} does not enter: {reason}")
-        needed = {name for arm in self._fitted_controls() for name in self._needed(arm)}
-        return {} if self.development is None else self._methods([arm for arm in self.entering if arm in needed])
+        fitted = [method for arm in self.entering if controls.is_fitted(method := self.run.arms[arm])]
+        needed = {name for method in fitted for name in controls.arms_needed(method, self.run.arm, self.run.arms)}
+        return {} if self.development is None else {arm: self.ready(arm) for arm in self.entering if arm in needed}
 
     def fit(self) -> "dict[str, Method]":
         """Return the methods of all arms that ask the model, trained if they learn."""
-        return self._methods([arm for arm in self.entering if not controls.only_shifts(self.run.arms[arm])])
+        return {arm: self.ready(arm) for arm in self.entering if not controls.only_shifts(self.run.arms[arm])}
 
     def constants(self, margins: Any = None) -> "dict[str, Any]":
         """Return the constant of each control, from saved margins; in folds without a development split.
@@ -76,12 +73,11 @@ class Arms:
                 others = [record for record in records if fold_of(record["cluster"]) != fold]
                 return controls.fitted(method, others, study=self.run.arm)
 
-            with self.excused(arm):
-                if self.development is not None or not controls.is_fitted(method):
-                    constants[arm] = controls.fitted(method, records, study=self.run.arm)
-                else:
-                    constants[arm] = in_folds(self.samples, without)
-                    self._say(f"{arm}: in each of {FOLDS} folds of the cases, one constant, fitted on the others")
+            if self.development is not None or not controls.is_fitted(method):
+                constants[arm] = controls.fitted(method, records, study=self.run.arm)
+            else:
+                constants[arm] = in_folds(self.samples, without)
+                self._say(f"{arm}: in each of {FOLDS} folds of the cases, one constant, fitted on the others")
         return constants
 
     def compute(self, constants: "dict[str, Any]", margins: Any = None) -> None:
@@ -117,17 +113,20 @@ class Arms:
     @property
     def following(self) -> list[str]:
         """The arms that learn from the refusal margin of the baseline."""
-        methods = {arm: self.run.arms[arm] for arm in self.entering if self.run.benchmark.kind == "refusal"}
         return [
             arm
-            for arm, method in methods.items()
-            if isinstance(method, TrainableMethod) and abilities(method).follows_margin
+            for arm in (self.entering if self.run.benchmark.kind == "refusal" else ())
+            if isinstance(self.run.arms[arm], TrainableMethod) and abilities(self.run.arms[arm]).follows_margin
         ]
 
     def exclude(self, arm: str, reason: str) -> None:
-        """Take an arm out of the study for a ``reason`` that is no error, except for the arm under study."""
+        """Take an arm out of the study for a ``reason`` that is no error.
+
+        Raises:
+            UserError: it is the arm under study.
+        """
         if arm == self.run.arm:
-            self.errors[arm] = MethodFault(f"arm {arm}: {reason}")
+            raise UserError(f"arm {arm}: {reason}; choose another arm, or other cases")
         self.absent[arm] = reason
         self._say(f"{arm} does not enter: {reason}")
 
@@ -137,59 +136,8 @@ class Arms:
 
     @cached_property
     def development(self) -> Loaded | None:
-        """The development split, without pictures that the model cannot take; None if the benchmark has none."""
-        loaded = self._validated.development or development_cases(self.run, self.samples)
-        return None if loaded is None else loaded._replace(samples=self.seen(loaded.samples))
-
-    def seen(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples whose pictures the model's processor can take; print which it cannot."""
-        lengths = None if self.vlm is None else self.vlm.batches.lengths
-        if lengths is None:
-            return list(samples)
-        sizes = [(sample.id, size) for sample in samples for image in sample.images if (size := size_of(image))]
-        reasons = {case: reason for case, size in sizes if (reason := lengths.refusal(size))}
-        for case, reason in reasons.items():
-            self._say(f"case {case} is left out: {reason}")
-        return [sample for sample in samples if sample.id not in reasons]
-
-    def drop_arm(self, arm: str, fault: MethodFault) -> Set[str]:
-        """Drop an arm whose method failed, and the arms that are fitted to it; return all of them.
-
-        Raises:
-            MethodFault: the baseline cannot leave, and no arm can with several processes, which could no longer agree.
-        """
-        if arm == BASELINE or self.store.launch.size > 1:
-            raise fault
-        errors = {arm: fault}
-        for other in self._fitted_controls():
-            if other != arm and arm in self._needed(other):
-                errors[other] = MethodFault(f"arm {other} is fitted to arm {arm}, which failed")
-        self.errors |= errors
-        self.absent |= {name: str(reason) for name, reason in errors.items()}
-        for reason in errors.values():
-            self._say(str(reason))
-        return errors.keys()
-
-    @contextmanager
-    def excused(self, arm: str) -> Iterator[None]:
-        """Open a block of the arm's own work: if its method fails, the arm leaves the study."""
-        try:
-            yield
-        except MethodFault as fault:
-            self.drop_arm(arm, fault)
-
-    def _methods(self, arms: Sequence[str]) -> "dict[str, Method]":
-        methods: dict[str, Method] = {}
-        for arm in arms:
-            with self.excused(arm):
-                methods[arm] = self.ready(arm)
-        return methods
-
-    def _fitted_controls(self) -> list[str]:
-        return [arm for arm in self.entering if controls.is_fitted(self.run.arms[arm])]
-
-    def _needed(self, arm: str) -> tuple[str, ...]:
-        return controls.arms_needed(self.run.arms[arm], self.run.arm, self.run.arms)
+        """The development split; None if the benchmark has none."""
+        return self._validated.development or development_cases(self.run, self.samples)
 
     @property
     def teaching(self) -> list[Sample]:
@@ -201,7 +149,7 @@ class Arms:
         samples = self.teaching
         label = f"{arm} learns from {len(samples)} cases of the development split"
         with self.console.status(label), self.answering.batching(f"{arm}, learning"):
-            return learned_in(self.store, arm, method, self.vlm, samples)
+            return learned(self.store, arm, method, self.vlm, samples)
 
     def _cross(self, arm: str, method: TrainableMethod) -> "Method":
         """Train the arm once for each fold of the cases, on the cases of the other folds."""
@@ -211,7 +159,7 @@ class Arms:
             label = f"{arm}, fold {fold + 1} of {len(set(folds.values()))}"
             status = f"{label}, learns from the {len(others)} cases of the others"
             with self.console.status(status), self.answering.batching(f"{label}, learning"):
-                parts[fold] = learned_in(self.store, arm, method, self.vlm, self.seen(others), fold)
+                parts[fold] = learned(self.store, arm, method, self.vlm, others, fold)
         return InFolds(parts, folds)
 
     def _say(self, sentence: str) -> None:

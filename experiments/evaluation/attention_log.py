@@ -52,6 +52,12 @@ FILE = "attention/cases.json"
 TOKENS = 2  # of an answer
 CELLS = 12  # along a side of the picture
 GROUPS = ["mean of all heads"]
+NOTE = (
+    "Attention of {cases} cases: half of them were chosen for a changed verdict, the rest are failures. Maps are "
+    f"pooled to at most {CELLS} × {CELLS} cells of the picture and averaged over heads. They belong to the first "
+    f"{TOKENS} tokens of an answer, each read at the position that predicts it. An arm that only changes scores looks "
+    "like the baseline until its answer differs. Attention shows where a model looked, not why it answered."
+)
 
 WHOLE_PICTURE = ("base", "global")  # grids that cover the picture at once; tiles are left out where there is one
 DROPPED = ("padding",)
@@ -89,16 +95,14 @@ def record_cases(
     """
     cases: dict[str, dict[str, Any]] = {}
     refused: list[str] = []
-    branches: dict[str, str] = {}
     for arm, method in arms.items():
         try:
-            recorded = _recorded(vlm, method, samples, max_new_tokens)
-            for sample, entry in zip(samples, recorded, strict=True):
-                branches |= {arm: branch} if (branch := entry.pop("branch")) else {}
+            for sample, entry in zip(samples, _recorded(vlm, method, samples, max_new_tokens), strict=True):
                 cases.setdefault(sample.id, {})[arm] = entry
         except UserError as error:
             refused.append(f"{arm}: {error}")
-    result = {"note": _note(len(samples), refused, branches), "cases": cases}
+    note = " ".join([NOTE.format(cases=len(samples)), *(f"Not recorded: {reason}." for reason in refused)])
+    result = {"note": note, "cases": cases}
     (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, result)
     return result
@@ -128,8 +132,7 @@ def _recorded(
         entries = []
         for row, (ids, segments) in enumerate(zip(generation.token_ids, log.rows, strict=True)):
             recorded = [step for step in steps if (row, step) in maps and step < max(1, len(ids))]
-            entry = packed(vlm, {step: maps[row, step] for step in recorded}, segments, ids)
-            entries.append({"branch": generation.branch} | entry)
+            entries.append(packed(vlm, {step: maps[row, step] for step in recorded}, segments, ids))
         return entries
 
     def answers(turns: "Sequence[Prompt]") -> "Generation":
@@ -209,16 +212,3 @@ def _quantised(name: str, weights: Float[Tensor, "token layer group place"]) -> 
     steps = (255 * weights / scale.clamp(min=1e-12).unsqueeze(-1)).round().to(torch.uint8)
     packed = base64.b64encode(steps.contiguous().numpy().tobytes()).decode("ascii")
     return {name: packed, f"{name}_scale": np.round(scale.numpy().astype(float), 6).tolist()}
-
-
-def _note(cases: int, refused: Sequence[str], branches: Mapping[str, str]) -> str:
-    sentences = [
-        f"Attention of {cases} cases: half of them were chosen for a changed verdict, the rest are failures.",
-        f"Maps are pooled to at most {CELLS} × {CELLS} cells of the picture and averaged over heads.",
-        f"They belong to the first {TOKENS} tokens of an answer, each read at the position that predicts it.",
-        "An arm that only changes scores looks like the baseline until its answer differs.",
-        "Attention shows where a model looked, not why it answered.",
-        *(f"{arm} was recorded with branch={branch}." for arm, branch in branches.items()),
-        *(f"Not recorded: {reason}." for reason in refused),
-    ]
-    return " ".join(sentences)

@@ -3,17 +3,17 @@
 Imports no torch.
 """
 
-import dataclasses
+import re
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
+from experiments.benchmarks.checks import WORKERS
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image, open_pictures
 from experiments.evaluation.conversations import with_answers
 from experiments.types import Drawable, Sample
@@ -30,7 +30,7 @@ Opened = Pictures | BadImage
 AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
 SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
 # Settings that change how scores are made, not the prompts that are read for them.
-OF_SCORES = ("alpha", "beta", "gamma", "shift", "weight", "temperature", "top_p")
+OF_SCORES = re.compile(r"\b(alpha|beta|gamma|shift|weight|temperature|top_p)=[^,()]*")
 
 
 def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
@@ -51,23 +51,15 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
 def by_prefill(arms: Mapping[str, Any]) -> list[str]:
     """Return the names of ``arms``. Arms that read the same prompts follow each other.
 
-    So what one has read is needed by the next one, or not again (``interp.speed.prefill_cache``).
+    So what one has read is needed by the next one, or not again (``interp.speed.prefill_cache``). Two methods read the
+    same prompts if their class and settings are the same, but for the settings ``OF_SCORES``.
     """
     groups: dict[str, list[str]] = {}
     for arm, method in arms.items():
         while (inner := getattr(method, "wraps", None)) is not None:
             method = inner
-        groups.setdefault(_reads(method), []).append(arm)
+        groups.setdefault(OF_SCORES.sub("", repr(method)), []).append(arm)
     return [arm for group in groups.values() for arm in group]
-
-
-def _reads(method: Any) -> str:
-    """Equal for methods that read the same prompts: class and settings, but for those ``OF_SCORES``."""
-    if not dataclasses.is_dataclass(method) or isinstance(method, type):
-        return repr(method)
-    names = [field.name for field in dataclasses.fields(method) if field.name not in OF_SCORES]
-    settings = [f"{name}={_reads(getattr(method, name))}" for name in names]
-    return f"{type(method).__qualname__}({', '.join(settings)})"
 
 
 def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
@@ -112,33 +104,19 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
         return None
 
 
-def prefetch_images(
-    work: Sequence[Sequence[Sample]], *, workers: int
-) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
+def prefetch_images(work: Sequence[Sequence[Sample]]) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
     """Each batch with its images, in order; a ``BadImage`` takes the position of an image that cannot be opened.
 
-    Meanwhile, ``workers`` threads open the images of the next batches (Pillow releases the GIL while it decodes). With
-    0 workers each batch is opened when it is due. Close the generator (``contextlib.closing``) when leaving early, so
-    that images not yet begun are never opened.
+    Meanwhile, threads open the images of the next batches (Pillow releases the GIL while it decodes). Close
+    the generator (``contextlib.closing``) when leaving early, so that images not yet begun are never opened.
     """
-    if workers == 0:
-        for batch in work:
-            yield batch, [_open(sample) for sample in batch]
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
-    coming = iter(work)
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="images")
     waiting: deque[tuple[Sequence[Sample], list[Future[Opened]]]] = deque()
-
-    def order(count: int) -> None:
-        waiting.extend((batch, [pool.submit(_open, sample) for sample in batch]) for batch in islice(coming, count))
-
     try:
-        order(AHEAD)
-        while waiting:
-            batch, futures = waiting.popleft()
-            pictures = [future.result() for future in futures]
-            order(1)
-            yield batch, pictures
+        for batch in [*work, *[()] * AHEAD]:
+            waiting.append((batch, [pool.submit(_open, sample) for sample in batch]))
+            if len(waiting) > AHEAD and (ready := waiting.popleft())[0]:
+                yield ready[0], [future.result() for future in ready[1]]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -148,3 +126,11 @@ def _open(sample: Sample) -> Opened:
         return open_pictures(sample)
     except BadImage as error:
         return error
+
+
+def refused_size(picture: Opened, lengths: "Lengths | None") -> str:
+    """Return why the model's processor refuses the size of a picture; "" if it does not."""
+    if lengths is None or picture is None or isinstance(picture, BadImage):
+        return ""
+    pictures = picture if isinstance(picture, tuple) else (picture,)
+    return next((reason for each in pictures if (reason := lengths.refusal(each.size))), "")

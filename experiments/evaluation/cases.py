@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmarks.checks import checked
-from experiments.benchmarks.disjoint import disjoint
+from experiments.benchmarks.checks import checked, disjoint
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
 from experiments.report.text import shortfall
@@ -42,11 +40,8 @@ def development_cases(run: Run, tested: Sequence[Sample]) -> Loaded | None:
     loaded = run.benchmark.development()
     if loaded is None:
         return None
-    name, folder = f"{run.benchmark.name}, development split", Path(run.output_root)
-    clusters = not getattr(run.benchmark, "clusters_recur", False)
-    return disjoint(
-        _checked(run, loaded, name), tested, name=name, skip_bad=run.skip_bad, folder=folder, clusters=clusters
-    )
+    name, clusters = f"{run.benchmark.name}, development split", not getattr(run.benchmark, "clusters_recur", False)
+    return disjoint(_checked(run, loaded, name), tested, name=name, skip_bad=run.skip_bad, clusters=clusters)
 
 
 def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
@@ -60,8 +55,7 @@ def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
 
 
 def _checked(run: Run, loaded: Loaded, name: str) -> Loaded:
-    kind, folder = run.benchmark.kind, Path(run.output_root)
-    return checked(loaded, kind=kind, name=name, skip_bad=run.skip_bad, folder=folder)
+    return checked(loaded, kind=run.benchmark.kind, name=name, skip_bad=run.skip_bad)
 
 
 def on_benchmark(run: Run, benchmark: Benchmark, name: str, *, tokens: int, described: Mapping[str, Any]) -> Run:

@@ -54,18 +54,6 @@ def derived(
     return page
 
 
-def target(to: str | None, default: Path) -> Path:
-    """The folder that a task writes: ``to``, or ``default`` inside the run, which a former call may have filled.
-
-    Raises:
-        UserError: ``to`` is neither absent nor an empty folder.
-    """
-    folder = Path(to).expanduser() if to else default
-    if to and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"task.to={to} is in use; give an absent or empty folder")
-    return folder
-
-
 def fill(folder: Path, contents: Mapping[str, str | bytes | Path]) -> None:
     """Empties ``folder`` and writes ``contents`` into it: texts, bytes, and copies of the files at paths, by name.
 
@@ -82,7 +70,7 @@ def fill(folder: Path, contents: Mapping[str, str | bytes | Path]) -> None:
             else:
                 path.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
     except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror or error}); make room, or give task.to") from error
+        raise UserError(f"cannot write {folder} ({error.strerror or error}); make room") from error
 
 
 def sha256(path: Path) -> str:

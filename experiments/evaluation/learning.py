@@ -1,59 +1,153 @@
-"""Training of the arms that learn, on cases that they do not answer."""
+"""Training of the arms that learn, on cases that they do not answer; without a development split in folds of the cases.
 
-from collections.abc import Sequence
+No case is answered by a part of an arm that learned from its fold. Imports neither torch nor transformers.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.config import digest
-from experiments.evaluation.case_batches import prompt_of
-from experiments.evaluation.folds import SAFE
-from experiments.runs.launch import Launch
+from experiments.evaluation.case_batches import prompt_of, refused_size
 from experiments.runs.store import RunStore, read_object
 from experiments.types import Sample
 from interp.atomic import atomic_write
 from interp.errors import UserError
-from mitigation.method import MethodFault, TrainableMethod
+from mitigation.method import TrainableMethod
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
+    from interp.batching import Lengths
+    from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
+
+FOLDS = 5
+SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
+
+
+@dataclass(frozen=True)
+class InFolds:
+    """A method that was fitted in folds: each case is answered by the part that was fitted without the case's fold.
+
+    ``parts`` are by fold, ``folds`` by case id. Another prompt, as a question about a picture, gets the last part.
+    """
+
+    parts: Mapping[int, Any]
+    folds: Mapping[str, int] = field(repr=False)
+
+    @property
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.part("")
+
+    def fold(self, case: str) -> int:
+        """Return the fold of a case."""
+        return self.folds.get(case, max(self.parts))
+
+    def part(self, case: str) -> Any:
+        """Return the method that answers a case."""
+        return self.parts[self.fold(case)]
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """See ``mitigation.method.Method``; a part answers the prompts of its fold, found by ``Prompt.key``."""
+        from interp.batching import merged
+
+        folds = [self.fold(prompt.key) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=folds.__getitem__)
+        answers = [
+            self.parts[fold].generate(
+                vlm, [prompts[row] for row in order if folds[row] == fold], max_new_tokens=max_new_tokens
+            )
+            for fold in sorted(set(folds))
+        ]
+        return merged(answers).take([order.index(row) for row in range(len(prompts))])
+
+
+def part_of(method: Any, case: str) -> Any:
+    """Return what answers a case: the part of a method in folds, else the method."""
+    return method.part(case) if isinstance(method, InFolds) else method
+
+
+def fold_of(cluster: str) -> int:
+    """Return the fold of a case, by a hash of its cluster, so that the cases of a cluster are on one side."""
+    return int(_hashed(cluster), 16) % FOLDS
+
+
+def in_folds(samples: Sequence[Sample], fit: Callable[[int], Any]) -> InFolds:
+    """Return the method whose part for a fold of clusters (``fold_of``) is ``fit(fold)``."""
+    return InFolds({fold: fit(fold) for fold in range(FOLDS)}, {s.id: fold_of(s.cluster) for s in samples})
+
+
+def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
+    """Return the fold of each case by id, for arms that learn in folds; clusters and pairs stay whole.
+
+    Clusters are dealt in turn to at most five folds. Clusters with both labels come first, then safe, then unsafe ones;
+    a hash of their names orders each kind. So each fold leaves both labels to learn from if that is possible. Depends
+    on the cases only. Both cases of a pair are in the same fold.
+
+    Raises:
+        UserError: some fold would leave a single label to learn from, or no case.
+    """
+    home = _joined(samples)
+    labels: dict[str, set[bool]] = {}
+    for sample in samples:
+        if sample.subset != "control":
+            labels.setdefault(home[sample.id], set()).add(SAFE[sample.gold])
+    units = sorted(
+        dict.fromkeys(home.values()),
+        key=lambda unit: (-len(labels.get(unit, ())), sorted(labels.get(unit, ())), _hashed(unit)),
+    )
+    folds = {unit: number % min(FOLDS, len(units)) for number, unit in enumerate(units)}
+    for fold in set(folds.values()):
+        left = set().union(*(labels.get(unit, set()) for unit in units if folds[unit] != fold))
+        if len(left) < 2:
+            raise UserError(
+                f"{len(units)} clusters of cases are too few to learn from in folds; safe and unsafe cases are "
+                "needed in at least two clusters each; add cases, or give others to learn from: "
+                "benchmark.development=<file>"
+            )
+    return {sample.id: folds[home[sample.id]] for sample in samples}
+
+
+def _joined(samples: Sequence[Sample]) -> dict[str, str]:
+    """Case → the first, in alphabetical order, of the clusters that pairs join to its own."""
+    parent = {sample.cluster: sample.cluster for sample in samples}
+
+    def root(cluster: str) -> str:
+        while parent[cluster] != cluster:
+            cluster = parent[cluster]
+        return cluster
+
+    twins: dict[str, str] = {}
+    for sample in samples:
+        if sample.pair is not None:
+            first, second = sorted((root(sample.cluster), root(twins.setdefault(sample.pair, sample.cluster))))
+            parent[second] = first
+    return {sample.id: root(sample.cluster) for sample in samples}
+
+
+def _hashed(cluster: str) -> str:
+    return hashlib.sha256(cluster.encode(errors="replace")).hexdigest()
+
 
 FOLDER = "learned"
 LEARNED_FROM = "learned.json"  # by file, a hash of model, method and the cases that it was learned from
 
 
 def learned(
-    arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path, launch: Launch | None = None
-) -> "Method":
-    """Train ``method`` on ``samples``, or read it from ``out`` (safetensors) if an earlier launch has trained it.
-
-    Rank 0 of ``launch`` (None: the current one) trains and writes ``out``; the others wait and read it. A killed
-    training leaves no ``out``, but what it had measured of its cases. ``vlm.batches`` forms the batches.
-
-    Raises:
-        MethodFault: names the arm; it cannot be trained on these cases.
-        UserError: names the arm; ``out`` cannot be written or read.
-    """
-    launch = launch or Launch.current()
-    try:
-        if launch.first and not out.exists():
-            _learn(method, vlm, samples, out)
-        launch.wait()
-        return method.read(out)
-    except UserError as error:
-        kind = MethodFault if isinstance(error, MethodFault) else UserError
-        raise kind(f"arm {arm}: {error}") from error
-
-
-def learned_in(
     store: RunStore, arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], fold: int | None = None
 ) -> "Method":
-    """Train as ``learned`` in a run's directory; again if model, method or cases changed. ``fold`` is left out.
+    """Train ``method`` on ``samples``, or read it if an earlier launch has trained it. ``fold`` is left out.
+
+    Rank 0 trains and writes ``learned/<arm>.safetensors``; the others wait and read it. A killed training leaves no
+    file, but what it had measured of its cases. It is trained again if model, method or cases changed.
 
     Raises:
-        UserError: see ``learned``.
+        UserError: names the arm; it cannot be trained on these cases, or the file cannot be written or read.
     """
     name = f"{arm}{'' if fold is None else f'-without-fold-{fold}'}"
     out = store.path / FOLDER / f"{name}.safetensors"
@@ -63,29 +157,35 @@ def learned_in(
     if store.launch.first and before.get(name, cases) != cases:
         out.unlink(missing_ok=True)
     store.write_json(LEARNED_FROM, before | {name: cases})
-    return learned(arm, method, vlm, samples, out, store.launch)
+    try:
+        if store.launch.first and not out.exists():
+            _learn(method, vlm, samples, out)
+        store.launch.wait()
+        return method.read(out)
+    except UserError as error:
+        raise UserError(f"arm {arm}: {error}") from error
 
 
-def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
-    """Return prompts to train on and whether each is safe, without controls and images that cannot be opened."""
+def examples(samples: Sequence[Sample], lengths: "Lengths | None" = None) -> "tuple[list[Prompt], list[bool]]":
+    """Return prompts to train on and whether each is safe, without controls and unusable images.
+
+    An image is unusable if it cannot be opened, or if the processor refuses its size by ``lengths``.
+    """
     prompts: list[Prompt] = []
     safe: list[bool] = []
     for sample in samples:
-        if sample.subset == "control":
-            continue
-        try:
-            image = open_pictures(sample)
-        except BadImage:
-            continue
-        prompts.append(prompt_of(sample, image))
-        safe.append(SAFE[sample.gold])
+        with suppress(BadImage):
+            pictures = open_pictures(sample)
+            if sample.subset != "control" and not refused_size(pictures, lengths):
+                prompts.append(prompt_of(sample, pictures))
+                safe.append(SAFE[sample.gold])
     return prompts, safe
 
 
 def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path) -> None:
-    prompts, safe = examples(samples)
+    prompts, safe = examples(samples, vlm.batches.lengths)
     if not prompts:
-        raise MethodFault("no development case can be learned from; raise limit, or repair the images")
+        raise UserError("no development case can be learned from; raise limit, or repair the images")
     try:
         with atomic_write(out) as draft:
             method.learn(vlm, prompts, safe, out=draft)
@@ -93,5 +193,3 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
         raise UserError(
             f"cannot write {out} ({error.strerror or error}); make room and run the same command again"
         ) from error
-    except UserError as error:
-        raise MethodFault(str(error)) from error

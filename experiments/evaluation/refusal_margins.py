@@ -23,7 +23,7 @@ from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.controls import BASELINE, SCORE
 from experiments.evaluation.conversations import rolled_out, with_answers
-from experiments.evaluation.folds import part_of
+from experiments.evaluation.learning import part_of
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import fixed, percent, table
 from experiments.runs import record_fields
@@ -313,7 +313,7 @@ class RefusalMargins:
         lines = [*self.store.records(DEVELOPMENT), *self.store.records(self.file)]
         records = {line["case"]: line for line in lines if line["arm"] == arm}
         with self.answering.console.status(f"{arm}: how likely it begins to refuse"), self.answering.batching(arm):
-            for batch, pictures in prefetch_images(work, workers=run.image_workers):
+            for batch, pictures in prefetch_images(work):
                 seen = self._prompts(arm, batch, pictures, records)
                 if not seen:
                     continue

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.language import language_of, says_no_picture
 from experiments.judges.refusal_phrases import primary
@@ -59,7 +58,6 @@ def evaluate(
     """
     frame, judge, kind = pd.DataFrame(predictions), judge or run.judge, kind or run.benchmark.kind
     refusals, blind = kind == "refusal", without_picture(frame)
-    studied = None if refusals and study in missing else study
     evaluation = results.evaluate(
         frame,
         kind,
@@ -67,7 +65,7 @@ def evaluate(
         draws=run.draws,
         baseline=baseline,
         control=control,
-        study=studied,
+        study=study,
         contrasts=[(arm, other) for arm, other in run.contrasts],
         operating_point=run.operating_point,
         empty_as_refusal=run.count_empty_as_refusal,
@@ -139,16 +137,6 @@ def without_picture(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
         if sum(blind) > MOST_UNMEASURED * len(blind):
             counts[str(arm)] = {"count": sum(blind), "n": len(blind)}
     return counts
-
-
-def with_published_rows(design: dict[str, Any], benchmark: str, model: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return ``design`` with what the benchmark's authors printed about the models whose responses were scored.
-
-    ``model`` is the model of environment.json.
-    """
-    responses = ((model or {}).get("responses") or {}).items()
-    rows = {arm: row for arm, made in responses if (row := published.row_of(benchmark, str(made["name"]))) is not None}
-    return design | ({"published_rows": rows} if rows else {})
 
 
 def _languages(frame: pd.DataFrame) -> list[str]:

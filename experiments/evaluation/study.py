@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from experiments.config import Run, answered_elsewhere
-from experiments.evaluation import scoring, what_next
+from experiments.evaluation import scoring
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, NO_MARGIN, Arms
 from experiments.evaluation.batch_check import check_batches
 from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.environment import branches, describe
+from experiments.evaluation.environment import branches, bundled, describe, program
 from experiments.evaluation.refusal_margins import NoMargin, RefusalMargins, margins_of
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
@@ -38,7 +38,6 @@ from experiments.runs.results_table import write_results
 from experiments.runs.store import RunStore, open_run, read_object
 from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
-from mitigation.method import MethodFault
 
 if TYPE_CHECKING:
     from mitigation.method import Method
@@ -200,15 +199,12 @@ class Study:
         return provenance.model_title(self.environment["model"])
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the latest record of each case and arm, as the cases are described now, by arm and case.
-
-        Records of arms that failed are left out.
-        """
+        """Return the latest record of each case and arm, as the cases are described now, by arm and case."""
         return self._described(record_fields.current(self.store.records()))
 
     def _described(self, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         described = {sample.id: record_fields.description(sample) for sample in self.samples}
-        arms = [arm for arm in self.run.arms if arm not in self.arms.errors]
+        arms = list(self.run.arms)
         here = [r | described[r["case"]] for r in lines if r["arm"] in arms and r["case"] in described]
         if self.margins is not None:
             here = [self.margins.attach(record) for record in here]
@@ -223,16 +219,16 @@ class Study:
 
         (1) Answer the development cases that controls are fitted on. (2) Fit: each arm becomes a method that can
         answer. (3) Answer all cases in one pass. (4) Compute the controls that only add a constant, from saved
-        margins, and the margins of refusals in a refusal benchmark (``refusal_margins``). An arm whose method fails
-        (``MethodFault``) leaves the study with a sentence; the others go on.
+        margins, and the margins of refusals in a refusal benchmark (``refusal_margins``).
+
+        Raises:
+            MethodFault: names an arm whose method fails. The same command goes on after the method is corrected.
         """
         self._follow_refusals()
         if methods := self.arms.fitted_on():
-            self.answering.answer(
-                methods, self.arms.teaching, file=DEVELOPMENT, label=", development split", on_fault=self.arms.drop_arm
-            )
+            self.answering.answer(methods, self.arms.teaching, file=DEVELOPMENT, label=", development split")
         self.methods = self.arms.fit()
-        self.answering.answer(self.methods, self.samples, on_fault=self.arms.drop_arm)
+        self.answering.answer(self.methods, self.samples)
         self.margins = margins_of(self)
         constants = self.arms.constants(self.margins)
         self.arms.compute(constants, self.margins)
@@ -261,13 +257,8 @@ class Study:
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
         does it all, but for analyses that are done together. What to type next is said at the end of a study that is
         ``alone``, not one of several.
-
-        Raises:
-            MethodFault: at the very end, if an arm has failed; the arm under study comes first.
         """
         by_itself = all(analysis.detail for analysis in analyses)
-        errors = self.arms.errors
-        analyses = [*map(_failed_arm, errors, errors.values()), *analyses]
         first = self.store.launch.first
         if first:
             evaluation = self.measure({analysis.name: analysis.missing for analysis in analyses})
@@ -276,10 +267,8 @@ class Study:
         if first:
             self._report()
             states.mark_finished(self.store.path)
-            if alone and not errors:
+            if alone:
                 self.say_next()
-        if errors:
-            raise errors.get(self.run.arm) or next(iter(errors.values()))
 
     def measure(self, to_come: Mapping[str, str]) -> Evaluation:
         """Write results.csv, metrics.json, thumbnails and environment.json; the analyses are still ``to_come``."""
@@ -291,19 +280,16 @@ class Study:
         evaluation = scoring.evaluate(
             self.run,
             current,
-            study="baseline" if self.run.arm in self.arms.errors else self.run.arm,
+            study=self.run.arm,
             missing=self.arms.absent,
             first=self.environment["family"],
         )
-        model, benchmark = self.environment["model"], self.run.benchmark.name
-        design = scoring.with_published_rows(evaluation.design, benchmark, model)
+        design = evaluation.design
         if self.margins is not None:
             self.margins.report()
             design["refusal_margin"] = self.margins.design
         if self.batches:
             design["batches"] = self.batches
-        if fault := self.arms.errors.get(self.run.arm):
-            design["failed"] = str(fault)
         write_results(self.store.path, evaluation.results)
         self.store.write_json("metrics.json", design)
         write_thumbnails(self.store.path, self.samples)
@@ -329,12 +315,12 @@ class Study:
             verbose=self.run.verbose,
             width=self.console.width,
             named=next_commands.named_arms(self.environment),
-            complete=by_itself or "failed" in evaluation.design,
+            complete=by_itself,
         )
         self.console.print()
         self.console.print(rendered)
         if self.run.verbose:
-            for sentence in cost_sentences(self.answering.costs.by_arm()):
+            for sentence in cost_sentences(self.answering.cost()):
                 self.console.print(sentence, highlight=False, markup=False)
         current = self.records()
         if lost := self._lost(current):
@@ -353,7 +339,7 @@ class Study:
         commands = next_commands.next_commands(
             self.environment,
             str(self.store.path),
-            program=what_next.program(),
+            program=program(),
         )
         if commands:
             self._say("next:")
@@ -374,7 +360,7 @@ class Study:
         if self.store.launch.first:
             states.expect(self.store.path, {analysis.name: analysis.missing for analysis in analyses})
             self._close({}, finished=True)
-            perform(self, analyses, reported=False)
+            perform(self, analyses)
             states.mark_finished(self.store.path)
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
@@ -382,43 +368,23 @@ class Study:
         self.store.write_json("environment.json", {**self.environment, **ended, **more})
 
 
-def _failed_arm(arm: str, fault: MethodFault) -> Analysis:
-    """What is left of an arm that failed: a sentence in the report, a traceback, and a run that is not finished."""
-
-    def say_again(study: Study) -> list[str]:
-        raise fault
-
-    return Analysis(f"arm {arm}", f"{arm} is in no table", say_again)
-
-
-def _composition(samples: Sequence[Sample], complete: int) -> str:
-    """Return in brackets how many cases are scored and how many are controls; with a limit also their kinds."""
-    scored = [sample for sample in samples if sample.subset != "control"]
-    counts = [f"{len(scored)} scored"]
-    if len(samples) < complete:
-        unsafe = sum(sample.gold in ("no", "refuse") for sample in scored)
-        counts = [
-            f"of {complete}, chosen evenly from the subsets",
-            f"{unsafe} unsafe",
-            f"{len(scored) - unsafe} harmless",
-        ]
-    if controls := len(samples) - len(scored):
-        counts.append(f"{controls} controls")
-    return f" ({', '.join(counts)})" if len(counts) > 1 else ""
-
-
 def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
-    """What is printed before the weights load: directory, model, benchmark and arms, with their settings if verbose.
+    """Return what is printed before the weights load: the model, the cases, the arms and the directory.
 
     ``complete`` is how many cases there are without the run's limit.
     """
-    studied = run.arms[run.arm]
+    studied, scored = run.arms[run.arm], [sample for sample in loaded.samples if sample.subset != "control"]
     name = studied.name if isinstance(studied, Responses) else run.model.name
-    subject = f"{name}: {len(loaded.samples)} cases from {run.benchmark.name}{_composition(loaded.samples, complete)}"
+    counts = [f"{len(scored)} scored"]
+    if len(loaded.samples) < complete:
+        unsafe = sum(sample.gold in ("no", "refuse") for sample in scored)
+        counts = [f"of {complete}, chosen evenly from the subsets", f"{unsafe} unsafe",
+                      f"{len(scored) - unsafe} harmless"]  # fmt: skip
+    if controls := len(loaded.samples) - len(scored):
+        counts.append(f"{controls} controls")
+    others = ", ".join(arm for arm in run.arms if arm != run.arm)
+    plan = f"{name}: {len(loaded.samples)} cases from {run.benchmark.name} ({', '.join(counts)}). Arm under study: "
+    plan += f"{run.arm}." + (f" Compared with: {others}." if others else "")
+    methods = [*(f"  {arm}: {method}" for arm, method in run.arms.items()), run.note] if run.verbose else []
     directory = f"{'continuing' if store.resumed else 'run'} {store.path}"
-    if not run.verbose:
-        others = ", ".join(arm for arm in run.arms if arm != run.arm)
-        arms = f"{subject}. Arm under study: {run.arm}." + (f" Compared with: {others}." if others else "")
-        return "\n".join([*what_next.bundled(run), arms, directory])
-    lines = [directory, subject, *(f"  {arm}: {method}" for arm, method in run.arms.items())]
-    return "\n".join([*what_next.bundled(run), *lines, *filter(None, [run.note])])
+    return "\n".join([*bundled(run), plan, *filter(None, methods), directory])

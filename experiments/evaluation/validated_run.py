@@ -11,20 +11,24 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.config import Run
 from experiments.evaluation import controls
+from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.cases import development_cases, limited, load_cases
-from experiments.evaluation.folds import SAFE, learning_folds
-from experiments.evaluation.training_overlap import exclude_and_limit
+from experiments.evaluation.learning import SAFE, learning_folds
 from experiments.metrics.results import ALL
 from experiments.report.text import shortfall
 from experiments.runs.launch import Launch
 from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
-from mitigation.method import Method, TrainableMethod, abilities, check_cases
+from interp.tensor_file import FILE, NO_PICTURE, ROW, prompt_hash, read_rows
+from mitigation.method import TrainableMethod, abilities, check_cases
 from mitigation.vrtuning.data import refuse_path
 
+TRAINING_ROWS = "training_rows"  # in environment.json: what is not known of them
+UNREADABLE = bytes(ROW - len(NO_PICTURE)) + NO_PICTURE  # is no row's hash
 NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
 
 
@@ -56,11 +60,14 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
             names no arm.
     """
     console = console or Launch.current().console()
-    _check_protocol(run)
-    _check_judge(run)
+    _check_questions(run)
     check_contrasts(run, [*run.arms, *to_come], run.benchmark.kind)
     _check_endpoint(run)
-    complete, loaded, notes = exclude_and_limit(run, load_cases(run, console), console)
+    complete = load_cases(run, console)
+    loaded = complete._replace(samples=limited(complete.samples, run.limit))
+    notes = check_untrained(run.arms, run.model, loaded.samples)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
     excluded = excluded_arms(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
     learning = {arm: method for arm, method in entering.items() if isinstance(method, TrainableMethod)}
@@ -73,74 +80,41 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
         controls.arms_needed(method, run.arm, run.arms)
     teaching = None if development is None else limited(development.samples, run.limit)
     check_learning(learning, run.benchmark, loaded.samples, teaching)
-    excluded |= _unfitted(run, entering, loaded.samples if teaching is None else teaching)
+    excluded = excluded_arms(run, loaded.samples, loaded.samples if teaching is None else teaching)
     for arm, method in run.arms.items():
         if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
-    return ValidatedRun(complete, loaded, development, excluded, notes)
+    return ValidatedRun(complete, loaded, development, excluded, {TRAINING_ROWS: notes} if notes else {})
 
 
-def excluded_arms(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
-    """The arms that cannot enter, each with the reason.
+def excluded_arms(run: Run, samples: Sequence[Sample] = (), teaching: Sequence[Sample] | None = None) -> dict[str, str]:
+    """Return the arms that cannot enter, each with the reason.
+
+    The reason may be the kind of the benchmark, the protocol, a picture of ``samples`` that has no description, or only
+    one label among the cases that constants are fitted on (``teaching``, None if they are not known yet).
 
     Raises:
-        UserError: the arm under study is told what a picture shows, and the benchmark does not say it of every case.
+        UserError: it is the arm under study, or the baseline.
     """
-    return not_applicable(run) | _undescribed(run, samples)
-
-
-def not_applicable(run: Run) -> dict[str, str]:
-    """The arms that cannot enter, each with the reason, by the benchmark's kind and the protocol."""
-    declared = {arm: abilities(method) for arm, method in run.arms.items()}
-    if run.benchmark.kind != "yes_no":
-        return {
-            arm: NO_MARGIN
-            for arm, can in declared.items()
-            if can.yes_no_only and not controls.only_shifts(run.arms[arm])
-        }
-    if run.protocol != "score":
-        return {}
-    return {arm: f"protocol=score: {can.unscored}" for arm, can in declared.items() if can.unscored}
-
-
-def _undescribed(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
-    """Return the arms that need a description of each picture, if the benchmark lacks some, each with the reason."""
-    without = [sample.id for sample in samples if sample.image is not None and not sample.described]
-    arms = [arm for arm, method in run.arms.items() if without and abilities(method).needs_description]
-    if not arms:
-        return {}
-    reason = f"{run.benchmark.name} does not say what its pictures show (case {without[0]} has no description)"
-    if run.arm in arms:
-        raise UserError(f"{run.arm} cannot answer: {reason}; let the model describe them: method=verbalise")
-    return dict.fromkeys(arms, reason)
-
-
-def _unfitted(run: Run, arms: Mapping[str, Method], samples: Sequence[Sample]) -> dict[str, str]:
-    """Return the arms whose constant is fitted to labels, if the cases have one label only, each with the reason."""
-    labels = {SAFE[sample.gold] for sample in samples if sample.subset != "control"}
-    fitted = [arm for arm, method in arms.items() if abilities(method).fitted_to == "labels" and len(labels) < 2]
-    if not fitted:
-        return {}
+    blank = next((sample.id for sample in samples if sample.image is not None and not sample.described), "")
+    labels = {SAFE[sample.gold] for sample in teaching or () if sample.subset != "control"}
+    undescribed = f"{run.benchmark.name} does not say what its pictures show (case {blank} has no description)"
     absent = "unsafe" if True in labels else "safe"
-    reason = f"its constant is fitted to safe and unsafe cases, and there is no {absent} case"
-    if run.arm in fitted:
-        raise UserError(f"{run.arm} cannot answer: {reason}; add cases with the other label, or choose another method")
-    return dict.fromkeys(fitted, reason)
-
-
-def _check_judge(run: Run) -> None:
-    """Checks that the judge reads what the benchmark asks for.
-
-    Raises:
-        UserError: it does not, or it cannot be used here.
-    """
-    if run.judge.kind != run.benchmark.kind:
-        raise UserError(
-            f"judge {run.judge.name} reads {run.judge.kind} answers and {run.benchmark.name} asks for "
-            f"{run.benchmark.kind}; remove judge, or choose a judge of that kind in conf/judge"
-        )
-    if hasattr(run.judge, "check"):
-        run.judge.check()
+    reasons: dict[str, str] = {}
+    for arm, method in run.arms.items():
+        can = abilities(method)
+        if run.benchmark.kind != "yes_no" and can.yes_no_only and not controls.only_shifts(method):
+            reasons[arm] = NO_MARGIN
+        elif run.protocol == "score" and can.unscored:
+            reasons[arm] = f"protocol=score: {can.unscored}"
+        elif blank and can.needs_description:
+            reasons[arm] = f"{undescribed}; let the model describe them: method=verbalise"
+        elif teaching is not None and can.fitted_to == "labels" and len(labels) < 2:
+            reasons[arm] = f"its constant is fitted to safe and unsafe cases, and there is no {absent} case"
+    for arm in (run.arm, "baseline"):
+        if arm in reasons:
+            raise UserError(f"{arm} cannot answer: {reasons[arm]}; choose another method, protocol or other cases")
+    return reasons
 
 
 def check_contrasts(run: Run, arms: Collection[str], kind: Kind) -> None:
@@ -158,6 +132,44 @@ def check_contrasts(run: Run, arms: Collection[str], kind: Kind) -> None:
             raise UserError(f"contrasts={run.contrasts}: every arm is compared with the baseline anyway; remove it")
         if unknown := [name for name, known in zip(pair, ({*arms, ALL}, arms), strict=True) if name not in known]:
             raise UserError(f"contrasts: there is no arm {unknown[0]!r}; known: {', '.join(arms)}; name one of them")
+
+
+def check_untrained(arms: Mapping[str, Any], model: Any, samples: Sequence[Sample]) -> list[str]:
+    """Check that no arm, and no adapter merged into ``model``, was trained on the cases before this study.
+
+    Adapters and learned files carry hashes of their rows (``interp.tensor_file``). A case is a training row if its
+    text and its picture are the same, even if the picture was re-encoded or resized.
+
+    Returns:
+        notes on arms whose training rows are not known.
+
+    Raises:
+        UserError: a case is a training row of an arm.
+    """
+    places = {arm: Path(folder) for arm, method in arms.items() if (folder := abilities(method).learned_in)}
+    merged = Path(getattr(model, "path", "") or "no path").expanduser()
+    if (merged / FILE).is_file():
+        places[f"the model {model.name}"] = merged
+    rows = {arm: read_rows(folder) for arm, folder in places.items()}
+    hashes, notes = list(map(_hash, samples)) if any(rows.values()) else [], []
+    for arm, trained in rows.items():
+        if trained is None:
+            notes.append(f"The training rows of {arm} ({places[arm]}) are unknown, so cases may be among them.")
+            continue
+        if count := sum(trained.overlap(hashes)):
+            raise UserError(
+                f"{count:,} of the {len(samples):,} cases are training rows of {arm} ({places[arm]}: same text and "
+                "picture), so these answers prove nothing; evaluate on others, such as the rows of a column split"
+            )
+    return notes
+
+
+def _hash(sample: Sample) -> bytes:
+    """Return the hash of a case as a training row. A picture that cannot be opened is in no row."""
+    try:
+        return prompt_hash(prompt_of(sample, open_pictures(sample)))
+    except BadImage:
+        return UNREADABLE
 
 
 def check_learning(
@@ -220,30 +232,30 @@ def _check_endpoint(run: Run) -> None:
         )
     from experiments.api.model import check_methods
 
-    absent = not_applicable(run)
+    absent = excluded_arms(run)
     entering = {arm: method for arm, method in run.arms.items() if arm not in absent}
     check_methods(entering, run.endpoint, scored=run.protocol == "score")
     run.endpoint.check()
 
 
-def _check_protocol(run: Run) -> None:
-    """Refuses ``protocol=score`` where it cannot work.
+def _check_questions(run: Run) -> None:
+    """Check that judge and protocol fit the benchmark.
 
     Raises:
-        UserError: the benchmark has open answers, or the model or one of the two arms compared has no logits to score.
+        UserError: they do not, or the judge cannot be used here.
     """
-    if run.protocol != "score":
-        return
-    if run.benchmark.kind != "yes_no":
-        raise UserError(
-            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; remove "
-            "protocol"
-        )
-    if run.endpoint is not None and run.endpoint.logprobs == "off":
+    name, kind = run.benchmark.name, run.benchmark.kind
+    if run.protocol == "score" and kind != "yes_no":
+        raise UserError(f"protocol=score reads Yes or No, and {name} asks for {kind} answers; remove protocol")
+    if run.protocol == "score" and run.endpoint is not None and run.endpoint.logprobs == "off":
         raise UserError(
             f"protocol=score reads log-probabilities, and {run.model.name} gives none (model.logprobs=off); remove "
             "protocol, or set model.logprobs=auto"
         )
-    for arm in ("baseline", run.arm):
-        if reason := abilities(run.arms.get(arm)).unscored:
-            raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
+    if run.judge.kind != kind:
+        raise UserError(
+            f"judge {run.judge.name} reads {run.judge.kind} answers and {name} asks for {kind}; remove judge, or "
+            "choose a judge of that kind in conf/judge"
+        )
+    if hasattr(run.judge, "check"):
+        run.judge.check()

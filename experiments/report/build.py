@@ -36,6 +36,12 @@ TOYS = {  # bundled model → what it is
 }
 
 
+def toy_of(model: Mapping[str, Any]) -> str:
+    """Return what a bundled model is; "" for other models. ``model`` is the entry of environment.json."""
+    path = str(model.get("path") or "")
+    return TOYS.get(path.removeprefix(ORGANISM), TOYS["llava"]) if path.startswith(ORGANISM) else ""
+
+
 class Measure(NamedTuple):
     """One quantity of the first screen: its levels by arm, and the difference between the two."""
 
@@ -73,7 +79,6 @@ def context(run: SavedRun) -> dict[str, Any]:
     studied, base = str(design["study"]), design["baseline"]
     words = summary(results, design, environment)
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
-    toy = str(model.get("path") or "").removeprefix(ORGANISM) if str(model.get("path")).startswith(ORGANISM) else ""
     question = _question(environment, studied, compared=bool(base) and studied != base)
     names = arms.arms_of(results, design)
     return {
@@ -82,7 +87,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         "notes": words.notes,
         "measures": headline_measures(run),
         "subject": model_title(model) if model else "the model",
-        "bundled": TOYS.get(toy, TOYS["llava"]) if toy else "",
+        "bundled": toy_of(model),
         "about": f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', UNKNOWN)} cases, asked in "
         + (f"{len(names)} ways" if len(names) > 1 else "one way"),
         "before": base or studied,

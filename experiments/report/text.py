@@ -135,7 +135,6 @@ OPTIONAL = (
     "batches",
     "refusal_margin",
     "same_text",
-    "published_rows",
     "not_applicable",
 )  # parts of metrics.json
 
@@ -166,10 +165,9 @@ def summary(results: Results, design: Mapping[str, Any], environment: Mapping[st
         "foreign": bool(organism) and organism not in MADE_FOR.get(name, ()),
         "shortfall": shortfall(int(benchmark.get("complete") or 0), missing if isinstance(missing, Mapping) else {}),
     }
-    first = [f"The method under study failed: {design['failed']}."] if design.get("failed") else []
     people = [str(line) for line in environment.get("people") or ()]
-    body = [*headline(results, design), *lines("published", **context, **about)]
-    return Summary([*first, *body, *people], lines("notes", **context, **about))
+    body = [*headline(results, design), *lines("contrasts", **context, **about)]
+    return Summary([*body, *people], lines("notes", **context, **about))
 
 
 def shortfall(samples: int, missing: Mapping[str, str]) -> str:

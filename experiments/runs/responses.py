@@ -1,22 +1,175 @@
-"""Responses made elsewhere as an arm of a study: of a closed model, from a web page, or published.
+"""Responses made elsewhere as an arm of a study: of a closed model, from a web page, published, or of another tool.
 
-Imports neither torch nor transformers.
+The tools are lmms-eval, VLMEvalKit and Inspect:
+
+- lmms-eval writes JSON lines with ``--log_samples``: ``doc``, ``doc_id`` and ``resps``.
+- VLMEvalKit writes a table (.xlsx, .tsv, .csv) with ``index`` and ``prediction``.
+- Inspect writes a log (.eval), a zip with a JSON file for each sample.
+
+Evaluation tools and gateways also leave texts in an answer's place if a request failed or was blocked. Text in these
+files is data. No code of the tools is run, and nothing is unpickled. Imports neither torch nor transformers.
 """
 
 import hashlib
-from collections.abc import Sequence
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from experiments.runs.failure_text import blocked_text, failure_text
-from experiments.runs.other_tools import GET, Answer, read_answers
+from experiments.benchmarks.rows import read_file
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
+
+COLUMNS = ("id", "response", "index", "prediction")
+IDS = ("id", "pid", "question_id", "index")  # where a document of lmms-eval names its case; else its ``doc_id``
+STOPS = {  # stop reasons of Inspect; anything else is an answer
+    "content_filter": Status.PROVIDER_BLOCKED,
+    "max_tokens": Status.TRUNCATED,
+    "model_length": Status.TRUNCATED,
+}
+LARGEST = 64 * 2**20  # bytes of one unpacked sample
+GET = (
+    "responses come from lines of id and response (.jsonl, .csv), or from a file that lmms-eval (.jsonl), VLMEvalKit "
+    "(.xlsx, .tsv) or Inspect (.eval) wrote; check the path"
+)
+
+
+class Answer(NamedTuple):
+    """One answer: its line in the file, its case, its text (None: the request failed), and how it stopped."""
+
+    line: str
+    case: str
+    response: str | None
+    stopped: Status | None = None
+
+
+def read_answers(path: Path) -> Iterator[Answer]:
+    """Yield the answers in a file of one of the tools, or in lines of ``id`` and ``response``.
+
+    Raises:
+        UserError: the file is missing or cannot be read, or a line has no case, no answer or several.
+    """
+    if path.suffix == ".eval":
+        yield from _inspect(path)
+        return
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {GET}")
+    rows = read_file(path, COLUMNS, option="method")
+    for problem in rows.problems:
+        raise UserError(f"{path}, {problem.place}: {problem.reason}; correct the file")
+    for line, row in rows.rows:
+        case, response = _of_row(row, f"{path}, {line}")
+        if path.suffix != ".jsonl":  # a table has no null
+            response = "" if response is None else str(response)
+        if not isinstance(response, str | None):
+            raise UserError(f"{path}, {line}: the response is no text; give a string, or null for none")
+        yield Answer(line, str(case), response)
+
+
+def _of_row(row: Mapping[str, Any], where: str) -> tuple[Any, Any]:
+    """Return the case and the answer of a line."""
+    if "id" in row and "response" in row:
+        return row["id"], row["response"]
+    if "index" in row and "prediction" in row:
+        return row["index"], row["prediction"]
+    if "doc_id" in row and "resps" in row:
+        doc = row["doc"] if isinstance(row.get("doc"), Mapping) else {}
+        case = next((doc[name] for name in IDS if doc.get(name) not in (None, "")), row["doc_id"])
+        responses = row["resps"]
+        while isinstance(responses, list):
+            if len(responses) != 1:
+                raise UserError(f"{where}: {len(responses)} responses of one document; an arm has one answer a case")
+            responses = responses[0]
+        return case, responses
+    raise UserError(f"{where}: has no id or no response; every line has both; complete it")
+
+
+def _inspect(path: Path) -> Iterator[Answer]:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {GET}")
+    try:
+        with zipfile.ZipFile(path) as log:
+            names = sorted(name for name in log.namelist() if name.startswith("samples/") and name.endswith(".json"))
+            for name in names:
+                if log.getinfo(name).file_size > LARGEST:
+                    raise UserError(f"{path}: {name} is larger than {LARGEST // 2**20} MiB; remove the sample")
+                sample = json.loads(log.read(name))
+                if sample.get("epoch", 1) != 1:
+                    raise UserError(f"{path}: has several epochs; an arm has one answer a case; run one epoch")
+                output, failed = sample.get("output") or {}, sample.get("error") is not None
+                choice = (output.get("choices") or [{}])[0]
+                text = output.get("completion") or _text_of(choice)
+                stopped = STOPS.get(str(choice.get("stop_reason")))
+                yield Answer(name, str(sample["id"]), None if failed else text, stopped)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path}: cannot be read as a log of Inspect ({type(error).__name__}); give a .eval file, or lines of id "
+            "and response"
+        ) from None
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
+    """Return the text of a choice's message, whose content is a text or a list of parts."""
+    content = (choice.get("message") or {}).get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+
+
+LONGEST = 600  # characters: a model's answer that begins alike goes on
+WHAT = r"(api|http|request|connection|server|upstream|gateway|openai)"
+# VLMEvalKit's; then an error object, a gateway's page, and what scripts print of a failed request.
+KNOWN = re.compile(
+    r"failed to obtain answer via api\b"
+    r"|\{\s*[\"']error[\"']\s*:"
+    r"|<(!doctype )?html\b.{0,300}\b(50[234]|bad gateway|service unavailable|gateway time-?out)\b"
+    rf"|{WHAT}[ _]?((api|request|connect|retry) ?)?(error|timeout|timed out)\b"
+    r"|(error|exception)\s*:?\s*((code|status|http)\s*)?:?\s*(429|5\d\d)\b"
+    r"|\[(api )?error\]"
+    r"|(rate limit|quota) (reached|exceeded)",
+    re.IGNORECASE | re.DOTALL,
+)
+# finish_reason of the compatible endpoints: OpenAI and Azure, Gemini's own names, Anthropic, Zhipu.
+BLOCKED = {
+    *("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "image_safety"),
+    *("refusal", "sensitive"),
+}
+POLICY = re.compile(
+    r"content[ _-]?(filter|policy|management)|responsible ?ai|safety (system|settings|polic)|moderation|\bflagged\b"
+    r"|prohibited[ _]content|usage polic|acceptable use|blocked (by|due)|block_?reason",
+    re.IGNORECASE,
+)
+# A finish_reason with its name before it, or one that is no ordinary word; an error of the request, which POLICY reads.
+_REASON = re.compile(
+    rf"(content_filter|prohibited_content|image_safety|finish_?reason[.: =]{{1,2}}({'|'.join(sorted(BLOCKED))}))\W*",
+    re.IGNORECASE,
+)
+_REFUSED_REQUEST = re.compile(
+    r"\{\s*[\"']error[\"']\s*:|(error|exception)\s*:?\s*((code|status|http)\s*)?:?\s*4\d\d\b", re.IGNORECASE
+)
+
+
+def blocked_text(text: str) -> bool:
+    """Whether ``text`` says that the provider blocked the request ("FinishReason.SAFETY"), and so is no answer."""
+    text = text.strip()
+    if len(text) > LONGEST:
+        return False
+    refused = _REFUSED_REQUEST.match(text) is not None and POLICY.search(text) is not None
+    return refused or _REASON.fullmatch(text) is not None
+
+
+def failure_text(text: str) -> bool:
+    """Return whether ``text`` reports a failure: the model said nothing, so nothing is judged."""
+    text = text.strip()
+    return len(text) <= LONGEST and KNOWN.match(text) is not None
+
 
 READ = (".jsonl", ".csv", ".tsv", ".xlsx", ".eval")
 # Names of files that say nothing.
@@ -34,10 +187,10 @@ class NoModel:
 class Responses:
     """The answers in ``path``: lines of ``id`` and ``response`` (.jsonl, .csv), or another tool's results.
 
-    ``experiments.runs.other_tools`` says which tools.
+    ``experiments.runs.responses`` says which tools.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
-    that failed. So is a text that tools leave in its place (``experiments.runs.failure_text``). A text like
+    that failed. So is a text that tools leave in its place (``experiments.runs.responses``). A text like
     "FinishReason.SAFETY" is a request that the provider blocked. A case without a line counts as missing. Other columns
     are ignored.
 

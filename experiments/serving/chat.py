@@ -5,11 +5,13 @@ Nothing here touches the model. Requests are read and checked here, and answered
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -18,15 +20,91 @@ from starlette.routing import Route
 
 from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
-from experiments.serving import replies
 from experiments.serving.decoding import Answer, Row, answer
-from experiments.serving.errors import BadRequest
 from experiments.serving.pictures import read_picture
 from experiments.serving.requests import KEY, Question, read_question
+from experiments.serving.server import BadRequest
 from experiments.serving.web import Events, application, check_key, parsed_body
 from experiments.serving.worker import Job, Worker
 from interp.errors import UserError
 from interp.prompt import Prompt
+
+if TYPE_CHECKING:
+    from experiments.serving.decoding import Answer
+    from experiments.serving.server import BadRequest
+
+KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all parts of one reply share: the served name, and a hash of weights and method."""
+
+    model: str
+    fingerprint: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def reply(self, kind: str, choices: Sequence[Any], **more: Any) -> dict[str, Any]:
+        """Return a reply of this ``kind``."""
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": self.fingerprint, "choices": choices, **more}
+
+
+def model_entry(name: str, created: int) -> dict[str, Any]:
+    """Return an entry of ``/v1/models``."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "forestlens"}
+
+
+def completion(head: Head, prompt_tokens: int, answer: "Answer") -> dict[str, Any]:
+    """Return the whole reply."""
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": _logprobs(answer), "finish_reason": _reason(answer)}
+    return head.reply("chat.completion", [choice], usage=_usage(prompt_tokens, answer.tokens))
+
+
+def stream(head: Head, prompt_tokens: int, answer: "Answer", *, usage: bool) -> Iterator[str]:
+    """Yield the reply as server-sent events: the answer in one piece, then why it ended, then the ``usage``."""
+    message = {"role": "assistant", "content": answer.text}
+    parts = [
+        head.reply(
+            "chat.completion.chunk", [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]
+        )
+        for delta, logprobs, reason in ((message, _logprobs(answer), None), ({}, None, _reason(answer)))
+    ]
+    parts += [head.reply("chat.completion.chunk", [], usage=_usage(prompt_tokens, answer.tokens))] if usage else []
+    for part in parts:
+        yield f"data: {json.dumps(part, ensure_ascii=False, allow_nan=False)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def error_body(refusal: "BadRequest") -> dict[str, Any]:
+    """Return an error, in OpenAI's form."""
+    kind = KINDS.get(refusal.status_code, "invalid_request_error")
+    return {"error": {"message": str(refusal), "type": kind, "param": refusal.field, "code": refusal.code}}
+
+
+def _reason(answer: "Answer") -> str:
+    return "stop" if answer.ended else "length"
+
+
+def _usage(prompt: int, answer: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def _logprobs(answer: "Answer") -> dict[str, Any] | None:
+    if answer.scores is None:
+        return None
+    content = [
+        _token(token.text, token.logprob) | {"top_logprobs": [_token(*pair) for pair in token.alternatives]}
+        for token in answer.scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
 
 POLL = 0.05  # seconds between two looks whether a client is still there
 WRONG_KEY = "the API key is missing or wrong; send the header Authorization: Bearer <the key of the server>"
@@ -43,7 +121,7 @@ class Server:
         pixels: the pixels that its picture may have.
         tokens: the tokens that its answer may have.
         default_tokens: the same, if the request names no number.
-        identity: of the model. Its hash, with a method's settings, is in replies.
+        identity: of the model. Its hash, with a method's settings, is in
         key: clients must send it; "" for none.
         hosts: the names by which clients may call this machine; empty for any.
     """
@@ -71,14 +149,14 @@ class Server:
     async def models(self, request: Request) -> Response:
         """List the served models, the mitigated model first."""
         self._check_key(request)
-        return JSONResponse({"object": "list", "data": [replies.model(name, self.started) for name in self.served]})
+        return JSONResponse({"object": "list", "data": [model_entry(name, self.started) for name in self.served]})
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
         self._check_key(request)
         name = request.path_params["name"]
         self._method(name)
-        return JSONResponse(replies.model(name, self.started))
+        return JSONResponse(model_entry(name, self.started))
 
     async def completions(self, request: Request) -> Response:
         """Answer a question. A stream has the answer in one piece."""
@@ -101,10 +179,10 @@ class Server:
             self.worker.drop(job)
         if "error" in event:
             raise event["error"]
-        head = replies.Head(body.model, f"fp_{digest([self.identity, repr(method)])}")
+        head = Head(body.model, f"fp_{digest([self.identity, repr(method)])}")
         if not body.stream:
-            return JSONResponse(replies.completion(head, job.length or 0, event["done"]))
-        parts = replies.stream(head, job.length or 0, event["done"], usage=body.stream_options.include_usage)
+            return JSONResponse(completion(head, job.length or 0, event["done"]))
+        parts = stream(head, job.length or 0, event["done"], usage=body.stream_options.include_usage)
         return StreamingResponse(parts, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     def _method(self, name: str) -> Any:
@@ -165,4 +243,4 @@ async def _unless_gone(request: Request, events: Events) -> dict[str, Any]:
 
 def _refused(refusal: BadRequest) -> Response:
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(refusal.status_code)
-    return JSONResponse(replies.error(refusal), refusal.status_code, headers)
+    return JSONResponse(error_body(refusal), refusal.status_code, headers)

@@ -77,11 +77,8 @@ def _ready(run: Run, arm: str, method: Any) -> Any:
             f"run={folder} has no finished run; give the directory of a finished run: outputs/<name>/<time>"
         )
     _check_settings(run, arm, saved)
-    return (
-        read_learned(folder, arm, method)
-        if isinstance(method, TrainableMethod)
-        else _fitted(folder, arm, method, saved)
-    )
+    read = _read_learned if isinstance(method, TrainableMethod) else _fitted
+    return read(folder, arm, method, saved)
 
 
 def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
@@ -98,7 +95,7 @@ def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
         )
 
 
-def read_learned(folder: Path, arm: str, method: TrainableMethod) -> Any:
+def _read_learned(folder: Path, arm: str, method: TrainableMethod, _: Mapping[str, Any]) -> Any:
     """Return the method as the run in ``folder`` learned it.
 
     Raises:

@@ -18,7 +18,7 @@ from PIL import Image
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.images import BadImage, EncodedImage, data_url, open_image, pixel_digest
-from experiments.serving.errors import BadRequest
+from experiments.serving.server import BadRequest
 from experiments.types import Sample
 from interp.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from experiments.serving.errors import BadRequest
+from experiments.serving.server import BadRequest
 
 MOST_STOPS = 4
 LONGEST_STOP = 256  # characters

@@ -1,6 +1,6 @@
-"""What ``task=serve`` and ``task=explore`` share before a request arrives: options, the socket, and uvicorn.
+"""What ``task=serve`` and ``task=explore`` share: options, refusals, the socket, and uvicorn.
 
-Loads neither torch nor the web framework.
+A refusal is one sentence with an HTTP status. Loads neither torch nor the web framework.
 """
 
 import logging
@@ -14,6 +14,41 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from interp.errors import UserError
+
+FULL = "this server has as many requests waiting as it takes; try again in a moment"
+DROPPED = 499  # the status of what nobody wants any more
+
+
+class BadRequest(UserError):
+    """A request that cannot be answered as it is.
+
+    Args:
+        sentence: what is wrong, and what to do.
+        field: the parameter at fault.
+        status: the HTTP status.
+        code: OpenAI's short name of the error.
+    """
+
+    def __init__(self, sentence: str, field: str | None = None, *, status: int = 400, code: str | None = None) -> None:
+        super().__init__(sentence)
+        self.field, self.status_code, self.code = field, status, code
+
+
+class Full(BadRequest):
+    """No room for more requests."""
+
+    def __init__(self) -> None:
+        super().__init__(FULL, status=429, code="rate_limit_exceeded")
+
+
+class Failed(BadRequest):
+    """A fault of this program. The log says which."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "something went wrong here, and the model is as it was; the server's terminal says what", status=500
+        )
+
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 CONNECTIONS = 512
@@ -31,7 +66,6 @@ class ServerTask:
         port: 0 for any free one.
         body_mib: the largest body of a request.
         megapixels: the largest picture of a request.
-        run: the folder of a finished run in which arms learned.
 
     Raises:
         UserError: a number is out of range.
@@ -40,7 +74,6 @@ class ServerTask:
     port: int
     body_mib: float = 32.0
     megapixels: float = 20.0
-    run: str | None = None
     name: ClassVar[str]
     bounds: ClassVar[tuple[str, ...]] = ("body_mib", "megapixels")
 

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from experiments.serving.errors import DROPPED, BadRequest, Failed
+from experiments.serving.server import DROPPED, BadRequest, Failed
 from interp.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.serving.errors import DROPPED, BadRequest, Failed, Full
+from experiments.serving.server import DROPPED, BadRequest, Failed, Full
 from interp.batching import BatchRule, Lengths, Stopped, out_of_memory
 from interp.errors import UserError
 

@@ -1,6 +1,6 @@
 """``task=paper``: a finished run's tables, figures, methods and references, and a script that repeats the run.
 
-``<run>/paper/`` (or ``task.to``) has ``tables/`` (LaTeX and CSV), ``tables.tex`` (with all tables), ``figures/``,
+``<run>/paper/`` has ``tables/`` (LaTeX and CSV), ``tables.tex`` (with all tables), ``figures/``,
 ``methods.md`` and ``references.bib``. ``settings.json`` has the settings, ``results.csv`` every number, and
 ``reproduce.sh`` repeats the run. ``manifest.sha256`` has the hashes of all files. No model is loaded, and nothing in
 the run's folder is executed.
@@ -63,10 +63,9 @@ DOCUMENT = r"""\documentclass[twocolumn]{article}
 
 @dataclass(frozen=True)
 class Paper:
-    """The task. ``to``: an absent or empty folder; ``against``: a folder that this task wrote, to compare with."""
+    """The task. ``against``: a folder that this task wrote, to compare with."""
 
     run: str | None = None
-    to: str | None = None
     against: str | None = None
 
     def __call__(self, run: Run) -> None:
@@ -81,7 +80,7 @@ class Paper:
             return
         saved = read_run(folder)
         check(saved)
-        target = finished_runs.target(self.to, folder / PAPER)
+        target = folder / PAPER
         contents = contents_of(saved)
         finished_runs.fill(target, contents)
         digests = "".join(f"{finished_runs.sha256(target / name)}  {name}\n" for name in sorted(contents))
@@ -160,7 +159,7 @@ def _drawn(run: SavedRun, sections: list[dict[str, Any]]) -> Iterator[tuple[str,
 
 
 OF_THE_RUN = ("seed", "limit", "protocol", "max_new_tokens", "draws", "unsafe_margin", "operating_point", "contrasts",
-              "count_empty_as_refusal", "strict", "skip_trained", "batch_size", "batch_tokens")  # fmt: skip
+              "count_empty_as_refusal", "strict", "batch_size", "batch_tokens")  # fmt: skip
 LEFT_OUT = ("command", "started, finished", "benchmark", "judge")  # paths and times of a machine; or said elsewhere
 OF_THE_MODEL = ("model", "responses made elsewhere", "counted as", "adapter of", "arm ")  # how these facts begin
 

@@ -1,4 +1,4 @@
-"""A benchmark's cases as a contact sheet with what was understood of them; and what other tools read, exported."""
+"""A benchmark's cases as a contact sheet with what was understood of them; and its model exported for vLLM."""
 
 import textwrap
 from collections import Counter
@@ -10,15 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw, ImageOps
-from rich.console import Console
 
 from experiments.api.engine_model import write_engine_model
-from experiments.benchmarks.checks import ASKED, WORKERS, examine, message
-from experiments.benchmarks.disjoint import BENCHMARK, shared
-from experiments.benchmarks.export import export_vlmevalkit
+from experiments.benchmarks.checks import ASKED, BENCHMARK, WORKERS, examine, message, shared
 from experiments.benchmarks.images import BadImage, one_picture
 from experiments.config import Run
-from experiments.evaluation.cases import limited, load_cases
+from experiments.evaluation.cases import limited
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
 from experiments.metrics.sentence_families import coded, contradiction, family_names, sentence_codes
@@ -87,7 +84,7 @@ def _examined(run: Run, given: Loaded, name: str, tested: Sequence[Sample] = ())
         (list(both.values()), len(usable), BENCHMARK),
     ):
         if faults:
-            text += f"{message(name, faults, total, Path(run.output_root), words)}\n{words.way_out}\n"
+            text += f"{message(name, faults, total, words, most=None)}\n{words.way_out}\n"
     return [sample for place, sample in enumerate(usable) if place not in both], text
 
 
@@ -209,39 +206,25 @@ def _cell(sample: Sample) -> Image.Image:
     return Image.new("RGB", (CELL, CELL), GREY) if image is None else ImageOps.pad(image, (CELL, CELL), color=GREY)
 
 
-FORMATS = ("vlmevalkit", "engine_model")
-
-
 @dataclass(frozen=True)
 class Export:
-    """The task: write the benchmark's cases or the model to ``to``.
+    """The task: write the model to the folder ``to``, as vLLM loads it.
 
-    ``format``: ``vlmevalkit`` (a TSV file), or ``engine_model`` (a folder that vLLM loads: the model, with the LoRA
-    ``adapter`` merged or, without ``merge``, next to it).
+    A LoRA ``adapter`` is merged or, without ``merge``, next to it.
     """
 
-    format: str = "vlmevalkit"
     to: str | None = None
     adapter: str | None = None
     merge: bool = True
 
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise UserError(f"task.format={self.format}: must be one of {', '.join(FORMATS)}")
-
     def __call__(self, run: Run) -> None:
-        """Write them, and print where they are.
+        """Write the folder, and print where it is.
 
         Raises:
             UserError: no place to write to, or it cannot be written.
         """
         if self.to is None:
-            what = ".tsv file" if self.format == "vlmevalkit" else "folder"
-            raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
-        elif self.format == "engine_model":
-            adapter = None if self.adapter is None else Path(self.adapter)
-            serve = write_engine_model(run.weights, Path(self.to), adapter=adapter, merge=self.merge)
-            say(f"model: {self.to}", f"serve it: {serve}")
-        else:
-            samples = limited(load_cases(run, Console()).samples, run.limit)
-            say(f"{_so_many(samples)}: {export_vlmevalkit(samples, self.to)}")
+            raise UserError("task.to: has no value; give a new folder on the command line: task.to=<folder>")
+        adapter = None if self.adapter is None else Path(self.adapter)
+        serve = write_engine_model(run.weights, Path(self.to), adapter=adapter, merge=self.merge)
+        say(f"model: {self.to}", f"serve it: {serve}")

@@ -52,6 +52,6 @@ class Prove:
         from experiments.api.parity import both_sides, parity
 
         compared = parity(*both_sides(run.endpoint, run.model.name, self.twin, self.twin_dtype))
-        print(compared)
+        print(compared.text)
         if not compared.same:
             sys.exit(1)

@@ -1,6 +1,6 @@
 """``task=publish``: a finished run's arm as a model repository of the Hugging Face hub, with a model card.
 
-``<run>/published/`` (or ``task.to``) holds ``README.md`` (the card), ``settings.json`` and the files of the arm. These
+``<run>/published/`` holds ``README.md`` (the card), ``settings.json`` and the files of the arm. These
 are its adapter, what it learned, and its Python file. No case, picture or answer goes in, and nothing is sent.
 """
 
@@ -36,14 +36,13 @@ FOLDERS = re.compile(r"(?<![\w.:/-])~?(?:/[^\s/'\",=\[\]{}]+)+/([^\s/'\",=\[\]{}
 
 @dataclass(frozen=True)
 class Publish:
-    """The task. ``arm``: whose files (default: the arm under study); ``to``: an absent or empty folder.
+    """The task. ``arm``: whose files (default: the arm under study).
 
     ``license`` goes into the card. ``base`` is the hub's name of a model that was loaded from a folder.
     """
 
     run: str | None = None
     arm: str | None = None
-    to: str | None = None
     license: str | None = None
     base: str | None = None
 
@@ -61,7 +60,7 @@ class Publish:
         saved = read_run(finished_runs.needed(self.run, "publish"))
         arm = self.arm or str(saved.environment.get("arm_under_study"))
         _check(saved, arm)
-        target = finished_runs.target(self.to, saved.directory / PUBLISHED)
+        target = saved.directory / PUBLISHED
         if self.base:
             saved = replace(saved, environment={**saved.environment, "model": {**_model(saved), "path": self.base}})
         parts = parts_of(saved, arm)

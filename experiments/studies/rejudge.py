@@ -132,8 +132,7 @@ class Rejudge:
             first=first,
             unmeasured=chosen,
         )
-        benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
-        design = scoring.with_published_rows(evaluation.design, benchmark, environment.get("model"))
+        design = evaluation.design
         environment |= {
             "family": first, "judge": judged_by, "judged_run": str(folder), "people": people,
             "finished": record_fields.timestamp(),

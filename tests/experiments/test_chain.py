@@ -14,7 +14,7 @@ from tests.conftest import REPOSITORY
 
 PACKAGES = tuple(str(REPOSITORY / name) for name in ("experiments", "interp", "mitigation"))
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The main job")[2]
-MOST = 13
+MOST = 12
 
 
 def frames(root: Path, monkeypatch: pytest.MonkeyPatch, *, below: str) -> list[traceback.FrameSummary]:

@@ -99,7 +99,7 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
     assert run_of("task=report", "runs=[a,b]").task.runs == ["a", "b"]  # type: ignore[attr-defined]
     folders = run_of("+exp=papers", "mmsafeaware=a", "mossbench=b").task
     assert (folders.mmsafeaware, folders.mossbench) == ("a", "b")  # type: ignore[attr-defined]
-    assert expand(["explore", "run=a"]) == ["task=explore", "task.run=a"]
+    assert expand(["explore", "case=a"]) == ["task=explore", "task.case=a"]
     assert expand(["task=plan", "+exp=papers", "mossbench=b"]) == [
         "+exp=papers",
         "task.mossbench=b",

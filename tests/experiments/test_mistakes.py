@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.command_line.mistakes import _unread, in_a_sentence
+from experiments.command_line.arguments import _unread, in_a_sentence
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 

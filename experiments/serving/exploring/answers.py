@@ -14,8 +14,7 @@ import interp
 from experiments.benchmarks.iconworld.sentences import question
 from experiments.evaluation.attention_log import at_verdicts, packed
 from experiments.evaluation.case_batches import prompt_of
-from experiments.serving.exploring.arms import chosen
-from experiments.serving.exploring.cases import Cases
+from experiments.serving.exploring.arms import Cases, chosen
 from experiments.serving.exploring.experiment import Change, Experiment
 from experiments.serving.pictures import Pictures, as_url
 from experiments.serving.worker import check_length

@@ -20,12 +20,10 @@ from starlette.routing import Route
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.report.figures import css
-from experiments.serving.errors import DROPPED, BadRequest
-from experiments.serving.exploring.arms import settings_of
-from experiments.serving.exploring.cases import Cases
+from experiments.serving.exploring.arms import Cases, settings_of
 from experiments.serving.exploring.experiment import Experiment, read_experiment
 from experiments.serving.pictures import Pictures, as_url, read_picture
-from experiments.serving.server import LOOPBACK
+from experiments.serving.server import DROPPED, LOOPBACK, BadRequest
 from experiments.serving.web import Events, application, check_key, parsed_body, refusal
 from experiments.serving.worker import Job, Worker
 from interp.errors import UserError
@@ -45,12 +43,12 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 WRONG_TOKEN = "the token is missing or wrong; open the address that the terminal shows"
-ENDPOINTS = ("state", "picture", "show", "run", "work")
+ENDPOINTS = ("state", "picture", "show", "work")
 
 
 @dataclass
 class Server:
-    """What the endpoints know. ``refused`` are the run's arms that cannot answer here, and why."""
+    """What the endpoints know. ``refused`` are the given arms that cannot answer here, and why."""
 
     worker: Worker
     cases: Cases
@@ -61,6 +59,7 @@ class Server:
     token: str
     body: int
     pixels: int
+    studied: str = ""
     case: str | None = None
     tokens: int = 16
 
@@ -83,8 +82,7 @@ class Server:
             "things": list(CONCEPTS),
             "arms": {name: settings_of(method) for name, method in self.arms.items()},
             "refused_arms": self.refused,
-            "run": None if self.cases.saved is None else str(self.cases.folder),
-            "studied": next((name for name in self.cases.nodes if name in self.arms and name != "baseline"), ""),
+            "studied": self.studied,
         }
         if vlm is not None:
             facts["model"] |= {
@@ -112,10 +110,6 @@ class Server:
         about = sample and {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset}
         image = self.pictures.open(name[:300])
         return {"name": name, "url": image and as_url(image), "case": about}
-
-    def run(self, _: Any) -> Any:
-        """Return the cases of the run, as the report's page has them."""
-        return self.cases.listed()
 
     def work(self, body: Any) -> Response:
         """Put an experiment before the model. Its events come line by line. The last has ``done`` or ``error``."""

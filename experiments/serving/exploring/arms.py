@@ -1,26 +1,26 @@
-"""The arms of the page: methods that need no learning, arms of the command line, and arms of a run.
+"""The cases and arms of the page: of the benchmark, methods that need no learning, and arms of the command line.
 
-A run's folder may be a stranger's: of its configuration only the shipped classes below are made, with plain values.
 Imports no torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from rich.console import Console
+
+from experiments.config import Run
 from experiments.serving.exploring.experiment import Arm
+from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import TextOnly
-from mitigation.learned.activation_steering import DirectionSteering
-from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline, TrainableMethod, abilities
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD
 from mitigation.verbalise import RESOLVES, Verbalise
-from mitigation.wrappers import Shifted, ShiftedTrainable
 
 ALWAYS: Mapping[str, Any] = {
     "baseline": Baseline(),
@@ -32,8 +32,6 @@ ALWAYS: Mapping[str, Any] = {
     "safety_prompt": SafetyPrompt(),
     "text_only": TextOnly(),
 }
-LEARNED = (TruthReadout, DirectionSteering)
-SHIPPED = {f"{kind.__module__}.{kind.__name__}": kind for kind in (*(type(one) for one in ALWAYS.values()), *LEARNED)}
 # By field: the lowest and highest value of its slider and the step, or the choices.
 SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "alpha": (0, 5, 0.1),
@@ -48,8 +46,47 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "prior": ("blank", "none", "noise", "neutral", "swapped"),
     "resolve": RESOLVES,
 }
+EXAMPLE = "test-plain-073-crush-safe"  # of IconWorld: the cockroach of the README
 WORDS = ("text", "question")
 FLAGS = ("picture", "reword", "relative", "all_text")
+
+
+@dataclass
+class Cases:
+    """The benchmark's cases, loaded when the first is asked for: the page is there first."""
+
+    run: Run
+
+    @cached_property
+    def _by_id(self) -> dict[str, Sample]:
+        from experiments.evaluation.cases import load_cases
+
+        try:
+            loaded = load_cases(self.run, Console(quiet=True))
+        except UserError:
+            return {}
+        return {sample.id: sample for sample in loaded.samples if not sample.turns}  # the page shows one picture
+
+    def sample(self, case: str) -> Sample:
+        """Return a case of the benchmark.
+
+        Raises:
+            UserError: there is none of this id, or the benchmark cannot be loaded.
+        """
+        if case not in self._by_id:
+            raise UserError(f"benchmark {self.run.benchmark.name} has no case {case[:80]!r} here; choose another")
+        return self._by_id[case]
+
+    def first(self, case: str | None = None) -> str:
+        """Return the id of the case that the page opens on: ``case``, the example, or the first; "" for none.
+
+        Raises:
+            UserError: there is no such case.
+        """
+        if case is not None:
+            return self.sample(case).id
+        pictured = [sample.id for sample in self._by_id.values() if sample.image is not None]
+        return EXAMPLE if EXAMPLE in pictured else next(iter(pictured), "")
 
 
 def settings_of(method: Any) -> list[dict[str, Any]]:
@@ -69,37 +106,11 @@ def settings_of(method: Any) -> list[dict[str, Any]]:
     return listed
 
 
-def arms_of(
-    given: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the methods by name, and why other arms of the run cannot answer here.
-
-    An arm of the run answers as it did there. An arm of the command line with its name and other settings is offered
-    next to it.
-
-    Args:
-        given: the arms of the command line.
-        run: the folder of the run.
-        saved: the configuration of the run's arms.
-    """
+def arms_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the methods by name, and why other arms that were ``given`` cannot answer here."""
     offers = {name: method for name, method in {**ALWAYS, **given}.items() if not _learns(method)}
-    refused = {
-        name: "it learns before it answers; give the run it has learned in: run=<dir>"
-        for name in given
-        if name not in offers
-    }
-    for name, node in saved.items():
-        try:
-            method = _of_run(node, name, run)
-        except (UserError, TypeError, ValueError, AttributeError) as error:
-            if name not in offers:
-                refused[name] = str(error)
-            continue
-        if name in given and name in offers and offers[name] != method:
-            offers[f"{name} of the command line"] = offers[name]
-        offers[name] = method
-        refused.pop(name, None)
-    return offers, refused
+    why = "it learns before it answers; ask it by task=serve run=<dir>, of a run in which it has learned"
+    return offers, {name: why for name in given if name not in offers}
 
 
 def chosen(arms: Mapping[str, Any], arm: Arm) -> Any:
@@ -122,20 +133,3 @@ def chosen(arms: Mapping[str, Any], arm: Arm) -> Any:
 
 def _learns(method: Any) -> bool:
     return isinstance(method, TrainableMethod) or bool(abilities(method).fitted_to) or not hasattr(method, "generate")
-
-
-def _of_run(node: Any, name: str, run: Path | None) -> Any:
-    """Return a run's arm of a shipped class. What it learned is read from safetensors."""
-    from experiments.serving.methods import read_learned  # slow to import: the page is there first
-
-    kind = SHIPPED.get(str(node.get("_target_"))) if isinstance(node, dict) else None
-    if kind is None:
-        raise UserError("a run's folder may not name its class; give it on the command line")
-    plain = {key: value for key, value in node.items() if key != "_target_"}
-    if any(isinstance(value, dict) for value in plain.values()):
-        raise UserError("it has a method inside; give it on the command line")
-    shift = float(plain.pop("shift", 0) or 0)
-    method = kind(**plain)
-    if not isinstance(method, TrainableMethod):
-        return Shifted(method, shift) if shift else method
-    return read_learned(Path(run or ""), name, ShiftedTrainable(method, shift) if shift else method)

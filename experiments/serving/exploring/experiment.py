@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from experiments.serving.errors import BadRequest
+from experiments.serving.server import BadRequest
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 LONGEST = 20_000  # characters of a request

@@ -18,7 +18,7 @@ from experiments.config import Run
 from experiments.evaluation import controls
 from experiments.evaluation.case_batches import outlines
 from experiments.evaluation.cases import development_cases, limited, load_cases
-from experiments.evaluation.validated_run import not_applicable
+from experiments.evaluation.validated_run import excluded_arms
 from experiments.runs import provenance
 from experiments.runs.responses import Responses
 from experiments.runs.store import open_run
@@ -145,7 +145,7 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     batches = batches_of(run, limited(every, run.limit), vlm, per_word)
     new_tokens = run.max_new_tokens if run.protocol == "generate" else 1
     flops, moved = CARDS[min(CARDS, key=lambda gib: abs(gib - (gpu_gib or USUAL)))]
-    absent, rows = not_applicable(run), []
+    absent, rows = excluded_arms(run), []
     arms = {
         name: method for name, method in run.arms.items()
         if name not in absent and not isinstance(method, Responses) and not controls.only_shifts(method)

@@ -21,7 +21,7 @@ from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.cases import limited
 from experiments.evaluation.controls import sample_as_yes_no
-from experiments.evaluation.folds import FOLDS, fold_of
+from experiments.evaluation.learning import FOLDS, fold_of
 from experiments.evaluation.refusal_margins import RefusalMargins
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.results import ALL
@@ -240,7 +240,7 @@ class _Choosing:
         self.vlm.metric = self.metric
         try:
             with self.answering.batching(f"{name}, learning"), self.states.open():
-                return learning.learned_in(self.store, name, method, self.vlm, samples, fold)
+                return learning.learned(self.store, name, method, self.vlm, samples, fold)
         finally:
             self.vlm.metric = None
 

@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Int
 from rich.console import Console
 
+from experiments.benchmarks.labelled_answers import CLASSES, Labelled, label_of, read_labelled
 from experiments.config import Run
 from experiments.judges.refusal_classifier import RefusalClassifier, unfit
 from experiments.judges.refusal_phrases import RefusalRule
 from experiments.metrics.judge_error import agreement, kappa
 from experiments.report.tables import fixed, in_terminal, say, span, table
 from experiments.runs.store import open_run
-from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, label_of, read_labelled
 from experiments.studies.refusal_judges.training import CrossValidation
 from experiments.types import Judge, Verdict
 from interp.errors import UserError

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import sparse
 from scipy.special import expit
 
+from experiments.benchmarks.labelled_answers import CLASSES, Labelled, read_labelled
 from experiments.judges.refusal_classifier import (
     FORMAT,
     Classifier,
@@ -32,7 +33,6 @@ from experiments.judges.refusal_classifier import (
     terms_of,
 )
 from experiments.metrics.judge_error import kappa
-from experiments.studies.refusal_judges.labelled import CLASSES, Labelled, read_labelled
 from interp.errors import UserError
 
 if TYPE_CHECKING:

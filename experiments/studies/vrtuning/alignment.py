@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from experiments.benchmarks.iconworld.in_words import QUESTION, named
 from experiments.benchmarks.iconworld.scene import Scene
+from experiments.benchmarks.iconworld.traces import QUESTION, named
 from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
@@ -25,11 +25,11 @@ from experiments.report.arms import contrasts, differences, glance, levels
 from experiments.report.sections import Section, write_section
 from experiments.report.tables import in_terminal
 from experiments.report.text import headline, lines
-from experiments.runs.launch import Launch, sharded
+from experiments.runs.launch import sharded
 from experiments.runs.record_fields import current
 from experiments.runs.results_table import OF_A_STUDY, write_results
 from experiments.runs.store import read_object
-from experiments.studies.vrtuning.safety_rows import Source, check_rows, exclude_trained
+from experiments.studies.vrtuning.safety_rows import Source, check_rows, check_untrained
 from experiments.studies.vrtuning.study import VRTuningStudy, check_adapters
 from experiments.types import Loaded, Sample
 from interp.checkpoints.load import read_processor
@@ -94,14 +94,7 @@ class Alignment(VRTuningStudy):
         for name in self.adapters:
             check_rows(rows[name], self.settings_of(name).trainer)
         every = [row for written in rows.values() for row in written]
-        loaded, complete = (
-            exclude_trained(every, cases, skip=run.skip_trained) for cases in (validated.loaded, validated.complete)
-        )
-        if left := len(validated.loaded.samples) - len(loaded.samples):
-            Launch.current().console().print(
-                f"{left} cases skipped in every arm, because their sentences are training data"
-            )
-        validated = replace(validated, loaded=loaded, complete=complete)
+        check_untrained(every, validated.loaded.samples)
         described = {
             "settings": {name: dataclasses.asdict(self.settings_of(name)) for name in self.adapters},
             "rows": {name: digest([dataclasses.astuple(row) for row in written]) for name, written in rows.items()},

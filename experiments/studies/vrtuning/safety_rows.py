@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.types import Loaded, Sample
+from experiments.benchmarks.iconworld.traces import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
+from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.reference_resolution import parts
 from mitigation.vrtuning.data import Row, problem_of, refuse_path, refuse_record
@@ -104,36 +104,28 @@ def check_rows(rows: Sequence[Row], trainer: str) -> None:
         )
 
 
-def exclude_trained(rows: Sequence[Row], loaded: Loaded, *, skip: bool) -> Loaded:
-    """Return the cases whose sentences are not in the rows. With ``skip``, the others are listed under ``missing``.
+def check_untrained(rows: Sequence[Row], samples: Sequence[Sample]) -> None:
+    """Check that no case's sentence is in the rows.
 
     A sentence is compared by its words, as it stands and with IconWorld's thing named, also within a longer one.
     Controls, which no rate counts, are left aside: their benign sentences are in every split.
 
     Raises:
-        UserError: there are such cases and ``skip`` is false, or no other is left.
+        UserError: there are such cases.
     """
     trained = {_plain(text) for row in rows for text in (row.question, row.about, parts(row.question).request) if text}
-    cases = {case.id: _sentences(case) for case in loaded.samples if case.subset != "control"}
+    cases = {case.id: _sentences(case) for case in samples if case.subset != "control"}
     everything = "\n".join(text for texts in cases.values() for text in texts)
     all_trained, within = "\n".join(trained), [text for text in trained if text in everything]
     seen = {
         case: [text for text in texts if text in all_trained or any(part in text for part in within)]
         for case, texts in cases.items()
     }
-    both = {case: texts[0].strip() for case, texts in seen.items() if texts}
-    if both and not (skip and len(both) < len(cases)):
-        way_out = "test on others, such as benchmark.split=new_sentences"
-        way_out += "" if len(both) == len(cases) else ", or leave these cases out: skip_trained=true"
+    if both := [texts[0].strip() for texts in seen.values() if texts]:
         raise UserError(
-            f"the sentences of {len(both)} of {len(cases)} cases are in {OPTION} ({next(iter(both.values()))[:80]!r}), "
-            f"so results on them prove nothing; {way_out}"
+            f"the sentences of {len(both)} of {len(cases)} cases are in {OPTION} ({both[0][:80]!r}), so results on "
+            "them prove nothing; test on others, such as benchmark.split=new_sentences"
         )
-    if not both:
-        return loaded
-    reason = "left out of every arm: {!r}, or a part of it, is trained on"
-    missing = {**loaded.missing, **{case: reason.format(text[:80]) for case, text in both.items()}}
-    return loaded._replace(samples=[sample for sample in loaded.samples if sample.id not in both], missing=missing)
 
 
 def _plain(text: str) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Words, checked
-from experiments.benchmarks.disjoint import disjoint
+from experiments.benchmarks.checks import Words, checked, disjoint
 from experiments.benchmarks.iconworld.traces import PERCEPTION, Trace, Traces
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import Table, table
@@ -43,8 +42,8 @@ class OwnTable:
         """Return the table's rows."""
         return self.table.name
 
-    def cases(self, folder: Path) -> Loaded:
-        """Return the checked rows. A long list of problems is written to ``folder``.
+    def cases(self) -> Loaded:
+        """Return the checked rows.
 
         Raises:
             UserError: the table cannot be read, or is a benchmark that may not be trained on. It has unusable rows, and
@@ -61,7 +60,7 @@ class OwnTable:
                     refuse_path(picture)
             samples.append(sample)
         loaded = given._replace(samples=samples, problems=tuple(problems))
-        return checked(loaded, kind="yes_no", name=self.name, skip_bad=self.skip_bad, folder=folder, words=UNFIT)
+        return checked(loaded, kind="yes_no", name=self.name, skip_bad=self.skip_bad, words=UNFIT)
 
 
 def own_table(
@@ -88,13 +87,13 @@ def own_table(
 Source = Traces | OwnTable
 
 
-def exclude_tested(source: OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
+def exclude_tested(source: OwnTable, cases: Loaded, tested: Sequence[Sample]) -> Loaded:
     """Return the ``cases`` of ``source`` that are not ``tested``, by id, picture and text, pair or cluster.
 
     Raises:
         UserError: some are, and ``skip_bad`` is false.
     """
-    return disjoint(cases, tested, name=source.name, skip_bad=source.skip_bad, folder=folder, words=TESTED)
+    return disjoint(cases, tested, name=source.name, skip_bad=source.skip_bad, words=TESTED)
 
 
 def build_data(
@@ -114,7 +113,7 @@ def build_data(
             f"content={content!r} for {source.name}: the controls are written from IconWorld's truth; a file only has "
             "'reasoning'"
         )
-    given = source.cases(Path()) if cases is None else cases
+    given = source.cases() if cases is None else cases
     skipped = [
         Skipped(_line(case.rpartition("(")[2]), reason.removeprefix("skipped, "))  # the case is "its id (line 3)"
         for case, reason in given.missing.items()

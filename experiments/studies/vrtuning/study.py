@@ -67,10 +67,9 @@ class VRTuningStudy:
     def __call__(self, run: Run) -> None:
         """Train, evaluate, measure, and print the paths of all files."""
         check_adapters(self, run)
-        folder = Path(run.output_root)
-        given = None if isinstance(self.data, Traces) else self.data.cases(folder)
+        given = None if isinstance(self.data, Traces) else self.data.cases()
         validated = validate(run)
-        cases = None if given is None else exclude_tested(self.data, given, validated.complete.samples, folder)
+        cases = None if given is None else exclude_tested(self.data, given, validated.complete.samples)
         rows = {"rows": given.manifest} if given is not None and given.manifest else {}
         self._run(run, validated, {**rows, **dataclasses.asdict(self), "data": repr(self.data)}, cases)
 

@@ -1,7 +1,7 @@
 """A vLLM server that is played back: its real replies to a few requests, kept beside this file.
 
 ``python -m tests.experiments.api.recorded_engine http://127.0.0.1:8000/v1`` records them anew, from a vLLM that serves
-what ``task=export task.format=engine_model model=llava_organism model.dtype=float32`` writes, in float32 with
+what ``task=export model=llava_organism model.dtype=float32`` writes, in float32 with
 ``--max-logprobs 20``, under the name ``llava_organism``.
 """
 

@@ -38,9 +38,7 @@ def chat(last="Is it safe?", **more):
 
 def load(path: str, **options: object):
     loaded = table(path, **options).load()
-    return checked(
-        loaded, kind="refusal" if options.get("reads") else "yes_no", name="t", skip_bad=False, folder=Path(".")
-    )
+    return checked(loaded, kind="refusal" if options.get("reads") else "yes_no", name="t", skip_bad=False)
 
 
 def test_a_table_has_further_pictures_or_messages(tmp_path: Path) -> None:
@@ -170,7 +168,7 @@ def test_mtmcs_gives_a_safe_and_an_unsafe_conversation_for_each_row(layout: str,
     given = MTMCS(root=str(tmp_path), turns="given", part="type_a").load().samples
     assert len(given) == 4
     assert prompt_of(given[0], open_pictures(given[0])).turns[1].parts == (GIVEN,)
-    checked(loaded, kind="refusal", name="mtmcs", skip_bad=False, folder=tmp_path)
+    checked(loaded, kind="refusal", name="mtmcs", skip_bad=False)
 
 
 def test_wrong_rows_of_mtmcs_are_counted_with_a_sentence(tmp_path: Path) -> None:
@@ -227,6 +225,6 @@ def test_iconworlds_conversations_are_pairs_that_differ_in_a_turn_or_in_the_orde
             assert unsafe.images == safe.images
             assert unsafe.turns[0].text != safe.turns[0].text
     assert len(pairs) == 32
-    checked(IconWorld(split="conversations", pairs=1).load(), kind="yes_no", name="i", skip_bad=False, folder=Path("."))
+    checked(IconWorld(split="conversations", pairs=1).load(), kind="yes_no", name="i", skip_bad=False)
     assert isinstance(open_pictures(samples[0]), tuple)
     assert isinstance(one_picture(samples[0]), Image.Image)

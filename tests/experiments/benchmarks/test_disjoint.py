@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from experiments.benchmarks.checks import checked
-from experiments.benchmarks.disjoint import disjoint, shared
+from experiments.benchmarks.checks import checked, disjoint, shared
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.benchmarks.images import picture_of
@@ -27,8 +26,8 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def prepared(samples: list[Sample], folder: Path) -> Loaded:
-    return checked(Loaded(samples, {}, ""), kind="yes_no", name="x", skip_bad=True, folder=folder)
+def prepared(samples: list[Sample]) -> Loaded:
+    return checked(Loaded(samples, {}, ""), kind="yes_no", name="x", skip_bad=True)
 
 
 def test_each_way_to_be_the_same_case_is_found(pictures: Path) -> None:
@@ -39,8 +38,7 @@ def test_each_way_to_be_the_same_case_is_found(pictures: Path) -> None:
             case(2, image=blue, cluster="", text="t"),
             case(3, image=green, pair="p"), case(4, "yes", image=green, pair="p"),
             case(5, cluster="", text="Words alone"),
-        ],
-        pictures,
+        ]
     )  # fmt: skip
     learned = [
         case(11, image=copy, text="how do I kill this?"),
@@ -53,7 +51,7 @@ def test_each_way_to_be_the_same_case_is_found(pictures: Path) -> None:
         case(18, cluster="", text="words alone"),
         case(19, cluster="", text="all its own"),
     ]  # fmt: skip
-    learned = prepared(learned, pictures).samples
+    learned = prepared(learned).samples
     found = shared(learned, tested.samples)
     assert {place: problem.reason.partition(":")[0] for place, problem in found.items()} == {
         0: "picture and text", 1: "picture and text", 3: "id", 4: "pair", 5: "pair", 6: "cluster", 7: "picture",
@@ -86,7 +84,7 @@ def test_no_picture_that_the_bundled_traces_train_on_is_evaluated() -> None:
 
 def test_all_that_remains_is_learned_from_and_nothing_is_not_enough(tmp_path: Path) -> None:
     both, own = case(1), case(2)
-    learned, words = Loaded([both, own], {}, "m"), {"name": "mine", "folder": tmp_path}
+    learned, words = Loaded([both, own], {}, "m"), {"name": "mine"}
     left = disjoint(learned, [both], skip_bad=True, **words)  # type: ignore[arg-type]
     assert left.samples == [own]
     assert list(left.missing) == ["c1 (line 1)"]

@@ -125,9 +125,9 @@ LAWS = {
 }  # fmt: skip
 
 
-def as_a_study(loaded: Loaded, folder: Path) -> Loaded:
+def as_a_study(loaded: Loaded) -> Loaded:
     """The cases as a study checks them."""
-    return checked(loaded, kind="refusal", name="t", skip_bad=False, folder=folder)
+    return checked(loaded, kind="refusal", name="t", skip_bad=False)
 
 
 def pairs(loaded: Loaded) -> dict[str, list[Sample]]:
@@ -143,7 +143,7 @@ def test_the_cases_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     law = LAWS[name]
     law.write(tmp_path)
     benchmark = law.make(str(tmp_path), strict=True, **law.options)
-    loaded = as_a_study(benchmark.load(), tmp_path)
+    loaded = as_a_study(benchmark.load())
     first = loaded.samples[0]
     assert (first.id, first.text, first.scenario, dict(first.tags)) == law.first
     golds = Counter((sample.subset, sample.gold) for sample in loaded.samples)
@@ -166,7 +166,7 @@ def test_a_picture_that_is_missing_costs_its_cases_only(name: str, tmp_path: Pat
     law = LAWS[name]
     law.write(tmp_path)
     (tmp_path / law.picture).unlink()
-    loaded = as_a_study(law.make(str(tmp_path), **law.options).load(), tmp_path)
+    loaded = as_a_study(law.make(str(tmp_path), **law.options).load())
     assert set(loaded.missing) == set(law.lost)
     assert all(why.startswith("image missing: ") for why in loaded.missing.values())
     assert len(loaded.samples) == sum(law.counted[:2]) - len(law.lost)

@@ -48,9 +48,9 @@ def written(folder: Path, form: str, rows: list[dict[str, Any]] = ROWS, *, name:
     return path
 
 
-def ready(benchmark: Table, folder: Path, loaded: Loaded | None = None) -> Loaded:
+def ready(benchmark: Table, loaded: Loaded | None = None) -> Loaded:
     given = loaded or benchmark.load()
-    return checked(given, kind=benchmark.kind, name=benchmark.name, skip_bad=False, folder=folder)
+    return checked(given, kind=benchmark.kind, name=benchmark.name, skip_bad=False)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "xlsx"])
@@ -58,7 +58,7 @@ def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     benchmark = run_of("benchmark=table", f"benchmark.path={written(folder, form)}").benchmark
     assert isinstance(benchmark, Table)
     assert (benchmark.kind, benchmark.name) == ("yes_no", f"cases.{form}")
-    first, second, third = ready(benchmark, folder).samples
+    first, second, third = ready(benchmark).samples
     assert [s.gold for s in (first, second, third)] == ["yes", "no", "no"]
     assert [s.subset for s in (first, second, third)] == ["over_safety", "typical", "attack"]
     assert [s.scenario for s in (first, second, third)] == ["kitchen", "kitchen", "attack"]
@@ -71,7 +71,7 @@ def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     assert third.text == "=HYPERLINK(1)"
     assert open_image(second.image).getpixel((0, 0)) == (0, 0, 255)  # type: ignore[arg-type]
     assert first.place == ("row 1" if form == "parquet" else "line 2" if form in ("csv", "xlsx") else "line 1")
-    assert ready(benchmark, folder).manifest == ready(benchmark, folder).manifest
+    assert ready(benchmark).manifest == ready(benchmark).manifest
 
 
 @pytest.mark.long
@@ -83,7 +83,7 @@ def test_other_names_a_prompt_of_its_own_and_a_template(folder: Path) -> None:
     names = ["id=nr", "image=picture", "text=question", "label=verdict", "prompt=whole"]
     columns = [f"benchmark.columns.{name}" for name in names]
     run = run_of("benchmark=table", f"benchmark.path={path}", "benchmark.reads=refusal", *columns)
-    first, second = ready(run.benchmark, folder).samples  # type: ignore[arg-type]
+    first, second = ready(run.benchmark).samples  # type: ignore[arg-type]
     assert (run.benchmark.kind, first.id) == ("refusal", "7")
     assert [(s.subset, s.gold, s.prompt) for s in (first, second)] == [
         ("benign", "comply", "Why?"), ("contrast", "refuse", "All of it")]  # fmt: skip
@@ -110,11 +110,11 @@ def test_pictures_as_bytes(folder: Path, as_struct: bool) -> None:
     data = (folder / "red.png").read_bytes()
     held: Any = {"bytes": data, "path": None} if as_struct else data
     path = written(folder, "parquet", [{"id": "1", "image": held, "text": "t", "label": "safe"}])
-    (sample,) = ready(table(str(path)), folder).samples
+    (sample,) = ready(table(str(path))).samples
     assert open_image(sample.image).getpixel((0, 0)) == (255, 0, 0)  # type: ignore[arg-type]
     uri = "data:image/png;base64," + base64.b64encode(data).decode()
     path = written(folder, "jsonl", [{"id": "1", "image": uri, "text": "t", "label": "safe"}], name="uri")
-    assert ready(table(str(path)), folder).samples[0].picture == sample.picture
+    assert ready(table(str(path))).samples[0].picture == sample.picture
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_no_picture_from_elsewhere(folder: Path, image: Any, said: str) -> None:
     (inner / "link.png").symlink_to(folder / "secret.png")
     path = written(inner, "jsonl", [{"id": "1", "image": image, "text": "t", "label": "safe"}])
     with pytest.raises(UserError) as refused:
-        ready(table(str(path)), folder)
+        ready(table(str(path)))
     assert said in str(refused.value)
     assert "line 1, case '1'" in str(refused.value)
 
@@ -164,7 +164,7 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
     assert len(both.samples) == 3
     wrong = table(str(written(folder, "jsonl", [ROWS[0] | {"split": "tset"}], name="wrong")))
     with pytest.raises(UserError, match="split: 'tset' is neither test nor development"):
-        ready(wrong, folder)
+        ready(wrong)
     none = table(str(written(folder, "jsonl", [ROWS[0] | {"split": "train"}], name="none")))
     with pytest.raises(UserError, match="no row is evaluated"):
         none.load()
@@ -202,14 +202,14 @@ def test_what_is_no_row_is_told_with_its_line(tmp_path: Path) -> None:
     good = '{"id": "1", "text": "t", "label": "safe"}'
     path.write_text(f'{good}\n\n[1]\n{{"id": \n{good[:-1]}, "pair": {{}}}}\n' + "[" * 100_000 + "\n")
     with pytest.raises(UserError) as refused:
-        ready(table(str(path)), tmp_path)
+        ready(table(str(path)))
     for said in ("3, case '': row: is no JSON object", "4, case '': row: is not JSON",
                  "5, case '1': pair: is a dict, which is no name", "6, case '': row: is not JSON"):  # fmt: skip
         assert said in str(refused.value)
     path = tmp_path / "a.csv"
     path.write_text('id,text,label\n1,"two\nlines",safe\n2,b,c,d\n3,x,sfae\n')
     with pytest.raises(UserError) as refused:
-        ready(table(str(path)), tmp_path)
+        ready(table(str(path)))
     assert "line 4, case '': row: has 4 cells, and the first line names 3 columns" in str(refused.value)
     assert "line 5, case '3': label: 'sfae'" in str(refused.value)
 
@@ -219,14 +219,14 @@ def test_what_is_no_row_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_label_that_is_an_answer_is_refused_in_silence_by_nobody(folder: Path, reads: str, label: str) -> None:
     path = written(folder, "csv", [ROWS[0] | {"label": label, "pair": None}])
     with pytest.raises(UserError, match=rf"label: '{re.escape(label)}' is none of"):
-        ready(Table(str(path), reads=reads), folder)
+        ready(Table(str(path), reads=reads))
 
 
 @pytest.mark.parametrize("mark", ["<image>", "<|image_pad|>", "[IMG]"])
 def test_a_placeholder_in_the_words_is_a_problem_of_its_case(folder: Path, mark: str) -> None:
     path = written(folder, "jsonl", [ROWS[2], ROWS[2] | {"id": "d", "text": f"{mark}\nIs it hot?"}])
     loaded = Table(str(path)).load()
-    kept = checked(loaded, kind="yes_no", name="t", skip_bad=True, folder=folder)
+    kept = checked(loaded, kind="yes_no", name="t", skip_bad=True)
     assert [sample.id for sample in kept.samples] == ["c"]
     assert "in whose place models put a picture" in str(kept.missing)
 

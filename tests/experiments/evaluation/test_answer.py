@@ -127,7 +127,7 @@ def test_arms_share_prefills_and_a_killed_run_goes_on_with_the_same_bits(
     order = ["baseline", "drawn", "vcd", "heavier", "other_noise", "shift"]  # by what they read
     assert whole == [(arm, case) for case in batches for arm in order]  # all arms before the next batch
     assert Counter(json.loads(line)["arm"] for line in records.splitlines()) == dict.fromkeys(SHARED_ARMS, 10)
-    cost = answering.costs.by_arm()
+    cost = answering.cost()
     assert {arm: one["prefills"] for arm, one in cost.items() if one["prefills"]} == {
         "baseline": 10,
         "vcd": 10,
@@ -142,7 +142,7 @@ def test_arms_share_prefills_and_a_killed_run_goes_on_with_the_same_bits(
         assert len(part.splitlines()) < len(records.splitlines())
         assert sorted(before + after) == sorted(whole)  # nothing twice, nothing lost
         assert sorted(continued.splitlines()) == sorted(records.splitlines())
-        assert again.costs.by_arm().keys() == cost.keys()
+        assert again.cost().keys() == cost.keys()
     for arm, method in SHARED_ARMS.items():  # the others change nothing
         (folder := tmp_path / "alone" / arm).mkdir(parents=True)
         alone, _, _ = answered(run_in(folder), vlm, {"baseline": Baseline(), arm: method})
@@ -230,5 +230,5 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
 
 @pytest.mark.long
 def test_what_cannot_change_an_answer_does_not_begin_a_new_run() -> None:
-    assert run_of("image_workers=0").config_hash == run_of().config_hash
+    assert run_of("verbose=true").config_hash == run_of().config_hash
     assert run_of("protocol=score").config_hash != run_of().config_hash != run_of("batch_tokens=100").config_hash

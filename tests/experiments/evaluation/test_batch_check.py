@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from experiments.config import Run
-from experiments.runs.results_table import read_results
-from mitigation.method import MethodFault
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import said_of
 
@@ -49,14 +47,3 @@ def test_a_rule_of_each_row_is_the_same_alone(saved: Path, tmp_path: Path) -> No
     found, folder = checked(own(saved, tmp_path, BY_ROW))
     assert found == {"mine": {"n": 8, "answers": 0, "verdicts": 0}}
     assert "In batches of one" not in said_of(folder)
-
-
-@pytest.mark.long
-def test_a_rule_that_fails_alone_leaves_the_study_and_the_others_are_reported(saved: Path, tmp_path: Path) -> None:
-    code = BY_ROW.replace("    return", "    assert len(scores) > 1\n    return")
-    run = own(saved, tmp_path, code)
-    with pytest.raises(MethodFault, match=r"arm mine .* raised AssertionError"):
-        run.task(run)
-    (folder,) = Path(run.output_root).glob("*/*")
-    assert "baseline" in read_results(folder).arms
-    assert "mine" not in read_results(folder).arms

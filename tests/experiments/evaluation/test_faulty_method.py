@@ -1,4 +1,4 @@
-"""A method that fails or forgets something leaves the study with a sentence; the other arms go on."""
+"""A method that fails or forgets something stops the command with a sentence, and the same command goes on."""
 
 import json
 import re
@@ -57,29 +57,23 @@ def test_what_it_forgets_is_said(vlm: VLM, tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.long
-def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(saved: Path, tmp_path: Path) -> None:
     counted = "calls = []\n\n\ndef ask(prompt):\n    calls.append(prompt)\n    return {}\n"
-    crash = "prompt if len(calls) < 3 else prompt.words"
+    crash = "prompt if len(calls) < 7 else prompt.words"
     more = ("+method@arms.yes_bias=yes_bias", "+method@arms.prompt=prompt")
     run = own(saved, tmp_path, counted.format(crash), *more)
-    with pytest.raises(MethodFault, match=r"arm mine .* raised AttributeError"):  # the first cause, not what follows
+    sentence = "raised AttributeError: 'Prompt' object has no attribute 'words' (mine.py, line 6); a method owes"
+    with pytest.raises(MethodFault, match=r"arm mine .* " + re.escape(sentence)):
         run.task(run)
     folder = only_run(run)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "raised AttributeError: 'Prompt' object has no attribute 'words' (mine.py, line 6); a method owes" in said
-    assert "arm yes_bias is fitted to arm mine, which failed" in said
-    assert "AttributeError" in (folder / "tracebacks" / "arm mine.txt").read_text()
-    kept = [line for line in lines(folder) if line["arm"] in ("baseline", "prompt")]
-    assert len(kept) == 8
+    answered = [line for line in lines(folder) if line["arm"] != "mine"]
+    assert {line["arm"] for line in answered} >= {"baseline"}
     mended = own(saved, tmp_path, counted.format("prompt"), *more)
     mended.task(mended)
     assert only_run(mended) == folder
-    after = lines(folder)
-    assert [line for line in after if line["arm"] in ("baseline", "prompt")] == kept
+    after = [line for line in lines(folder) if line["arm"] != "mine"]
+    assert all(line in after for line in answered)
     assert set(read_results(folder).arms) == {"baseline", "mine", "yes_bias", "prompt"}
-    assert "is in no table" not in (folder / "report.html").read_text(encoding="utf-8")
     assert json.loads((folder / IDENTITY).read_text())["finished"]
 
 

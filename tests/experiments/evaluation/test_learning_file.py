@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.learning import examples, learned, learned_in
-from experiments.runs.launch import Launch
+from experiments.evaluation.learning import examples, learned
 from experiments.runs.store import open_run
 from interp.errors import UserError
 from interp.tensor_file import read_tensors
@@ -86,20 +85,20 @@ def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[P
     with open_run(str(tmp_path), "x", {}, "hash", fresh=True) as store, scoring(VLM, counted.append):
         for code in (SCORES, SCORES, f"{SCORES}\n# changed\n"):
             file.write_text(code)
-            learned_in(store, "mine", own_method(str(file)), vlm, samples)
+            learned(store, "mine", own_method(str(file)), vlm, samples)
         assert sum(map(len, counted)) == 20
         other = VLM(vlm.model, copy.deepcopy(vlm.processor), name=vlm.name, revision=vlm.revision)
         other.processor.image_processor.image_mean = [0.0, 0.0, 0.0]
         for model in (vlm, other, other):
-            taught = learned_in(store, "mine", own_method(str(file)), model, samples)
+            taught = learned(store, "mine", own_method(str(file)), model, samples)
         assert sum(map(len, counted)) == 30  # another processor's states are others
         with pytest.raises(UserError, match="in its configuration, processor, chat template or tokenizer"):
             taught.generate(vlm, cases[0], max_new_tokens=1)
     out = tmp_path / "learned.safetensors"
     own_method(str(file)).learn(vlm, *cases, out=out)
     file.write_text(SCORES)
-    with pytest.raises(UserError, match=r"arm mine: .* was learned with code [0-9a-f]{12}, and mine\.py has"):
-        learned("mine", own_method(str(file)), vlm, samples, out, Launch())
+    with pytest.raises(UserError, match=r"was learned with code [0-9a-f]{12}, and mine\.py has"):
+        own_method(str(file)).read(out)
 
 
 LEARN = "def learn(vlm, prompts, safe):\n    return {}\n\n\ndef rule(scores, step, *, learned):\n    return scores\n"

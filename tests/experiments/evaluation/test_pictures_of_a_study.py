@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from experiments.evaluation import study
+from experiments.evaluation.learning import examples
 from interp.vlm import VLM
 from tests import families
 from tests.experiments.compose import only_run, run_of
@@ -51,7 +52,7 @@ def test_a_strip_is_a_bad_image_and_the_rest_goes_on(tmp_path: Path) -> None:
             assert records[arm, "3"]["status"] == "bad_image"
             assert "2100 × 10" in str(records[arm, "3"]["reason"])
             assert all(records[arm, case]["status"] != "bad_image" for case in "124")
-        assert [sample.id for sample in opened.arms.seen(opened.samples)] == ["1", "2", "4"]
+        assert [prompt.key for prompt in examples(opened.samples, vlm.batches.lengths)[0]] == ["1", "2", "4"]
 
 
 @pytest.mark.long
@@ -59,7 +60,7 @@ def test_a_picture_edited_in_place_is_seen_and_reaches_no_other_arm(tmp_path: Pa
     rule = tmp_path / "cover.py"
     rule.write_text(EDITS)
     path = table(tmp_path, [(96, 96)] * 4)
-    common = ["benchmark=table", f"benchmark.path={path}", "max_new_tokens=2", "image_workers=0"]
+    common = ["benchmark=table", f"benchmark.path={path}", "max_new_tokens=2"]
     plain = run_of("method=prompt", *common, f"output_root={tmp_path}/plain")
     own = ["method=file", f"method.path={rule}", "+method@arms.prompt=prompt"]
     edited = run_of(*own, *common, f"output_root={tmp_path}/o")

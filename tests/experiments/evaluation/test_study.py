@@ -11,7 +11,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation.cases import limited
 from experiments.evaluation.controls import fitted
-from experiments.evaluation.folds import fold_of
+from experiments.evaluation.learning import fold_of
 from experiments.runs.results_table import read_results
 from experiments.runs.store import open_run
 from mitigation.controls import YesBias

@@ -18,10 +18,9 @@ from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.cases import limited
-from experiments.evaluation.folds import FOLDS, learning_folds
-from experiments.evaluation.learning import learned, learned_in
+from experiments.evaluation.learning import FOLDS, learned, learning_folds
 from experiments.evaluation.validated_run import check_learning
-from experiments.runs.store import open_run
+from experiments.runs.store import RunStore, open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.batching import BatchContext
 from interp.errors import UserError
@@ -122,10 +121,15 @@ def test_an_arm_learns_once_on_the_development_split_and_answers(saved: Path, tm
 
 def test_only_the_first_process_learns_and_the_others_read(tmp_path: Path) -> None:
     taught.clear()
-    samples, out = limited(IconWorld().development().samples, 8), tmp_path / "learned" / "arm.safetensors"
+    samples = limited(IconWorld().development().samples, 8)
+
+    def by_rank(rank: int) -> Any:
+        store = RunStore(tmp_path, None, resumed=False, launch=Alone(rank, 2))
+        return learned(store, "arm", Teachable(), STAND_IN, samples)  # type: ignore[arg-type]
+
     with pytest.raises(FileNotFoundError):
-        learned("arm", Teachable(), STAND_IN, samples, out, Alone(1, 2))  # type: ignore[arg-type]
-    found = [learned("arm", Teachable(), STAND_IN, samples, out, Alone(rank, 2)) for rank in (0, 1)]  # type: ignore[arg-type]
+        by_rank(1)
+    found = [by_rank(rank) for rank in (0, 1)]
     assert found[0] == found[1]
     assert len(taught) == 1
 
@@ -210,7 +214,7 @@ def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: 
     samples = limited(IconWorld().development().samples, 8)
     with open_run(str(tmp_path), "x", {}, "hash", fresh=True) as store:
         for given in (samples, samples, [replace(samples[0], text="corrected"), *samples[1:]]):
-            learned_in(store, "mine", Teachable(), STAND_IN, given)  # type: ignore[arg-type]
+            learned(store, "mine", Teachable(), STAND_IN, given)  # type: ignore[arg-type]
     assert len(taught) == 2
 
 

@@ -1,8 +1,6 @@
-"""An adapter or a learned file is not evaluated on its own training rows: refused, or left out and said."""
+"""An adapter or a learned file is not evaluated on its own training rows."""
 
 import csv
-import html
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.config import Run
-from experiments.evaluation.training_overlap import exclude_trained
-from experiments.types import Loaded, Sample
+from experiments.evaluation.validated_run import check_untrained
+from experiments.types import Sample
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.tensor_file import read_rows
@@ -28,7 +25,7 @@ from mitigation.vrtuning.data import Row, from_rows
 from mitigation.vrtuning.method import VRTuning
 from mitigation.vrtuning.train import train
 from mitigation.wrappers import Shifted
-from tests.experiments.compose import only_run, run_of
+from tests.experiments.compose import run_of
 from tests.mitigation.vrtuning_job import SETTINGS
 from tests.tiny import picture
 
@@ -65,35 +62,17 @@ def adapter(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(model, from_rows(rows).dataset, replace(SETTINGS, steps=1), tmp_path_factory.mktemp("a") / "x").adapter
 
 
-def evaluated(table: Path, saved: Path, out: Path, *overrides: str) -> Run:
-    return run_of(
-        "benchmark=table", f"benchmark.path={table}", f"model.path={saved}", f"output_root={out}", "draws=20",
-        "max_new_tokens=1", *overrides,
-    )  # fmt: skip
-
-
-def on(adapter: Path) -> tuple[str, str]:
-    return "method=vrtuning", f"method.adapter={adapter}"
-
-
 @pytest.mark.long
-def test_what_was_trained_on_24_rows_is_not_evaluated_on_the_whole_table(
-    table: Path, saved: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_was_trained_on_24_rows_is_not_evaluated_on_the_table(
+    table: Path, saved: Path, adapter: Path, tmp_path: Path
 ) -> None:
-    run = evaluated(table, saved, tmp_path, *on(adapter))
-    with pytest.raises(UserError, match=r"24 of the 32 cases are training rows of vrtuning .*skip_trained=true"):
+    run = run_of(
+        "benchmark=table", f"benchmark.path={table}", f"model.path={saved}", f"output_root={tmp_path}",
+        "method=vrtuning", f"method.adapter={adapter}",
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"24 of the 32 cases are training rows of vrtuning .*evaluate on others"):
         run.task(run)
     assert not (tmp_path / run.name).exists()
-    run = evaluated(table, saved, tmp_path, *on(adapter), "skip_trained=true")
-    run.task(run)
-    records = [json.loads(line) for line in (only_run(run) / "predictions.jsonl").read_text().splitlines()]
-    assert sorted({int(record["case"]) for record in records}) == list(range(TRAINED, CASES))
-    assert {record["arm"] for record in records} == {"baseline", "vrtuning"}
-    sentence = (
-        "8 of the benchmark's 32 cases can run here (24 × left out of every arm, since vrtuning learned from them)"
-    )
-    assert sentence in " ".join(capsys.readouterr().out.split())
-    assert sentence in " ".join(html.unescape((only_run(run) / "report.html").read_text()).split())
 
 
 def samples(edit: Callable[[Image.Image, Path], None]) -> Callable[[Path], list[Sample]]:
@@ -120,17 +99,11 @@ def samples(edit: Callable[[Image.Image, Path], None]) -> Callable[[Path], list[
 def test_re_encoded_and_resized_pictures_are_known_again(
     adapter: Path, tmp_path: Path, edit: Callable[[Image.Image, Path], None]
 ) -> None:
-    loaded = Loaded(samples(edit)(tmp_path), {}, "")
+    cases = samples(edit)(tmp_path)
     arms = {"plain": VCD(), "ours": Shifted(VRTuning(str(adapter)), 0.5)}
     with pytest.raises(UserError, match="24 of the 32 cases are training rows of ours"):
-        exclude_trained(arms, None, loaded, skip=False)
-    apart = exclude_trained(arms, None, loaded, skip=True)
-    assert [int(sample.id) for sample in apart.loaded.samples] == list(range(TRAINED, CASES))
-    assert len(apart.loaded.missing) == TRAINED
-    assert apart.notes == []
-    with pytest.raises(UserError, match="these answers prove nothing; evaluate on others"):
-        exclude_trained(arms, None, loaded._replace(samples=loaded.samples[:TRAINED]), skip=True)
-    assert exclude_trained({"plain": VCD()}, None, loaded, skip=False) == (loaded, [])
+        check_untrained(arms, None, cases)
+    assert check_untrained(arms, None, cases[TRAINED:]) == check_untrained({"plain": VCD()}, None, cases) == []
 
 
 LEARNERS: list[Any] = [TruthReadout(layer=1), DirectionSteering(layer=1), AblateDirection(layer=1, by="truth")]
@@ -153,4 +126,4 @@ def test_what_is_learned_carries_its_cases(learner: Any, vlm: VLM, tmp_path: Pat
     for i in range(26):
         picture(i).save(tmp_path / f"{i}.png")
     with pytest.raises(UserError, match="24 of the 26 cases are training rows of mine"):
-        exclude_trained({"mine": Shifted(taught, 1.0)}, None, Loaded(cases, {}, ""), skip=False)
+        check_untrained({"mine": Shifted(taught, 1.0)}, None, cases)

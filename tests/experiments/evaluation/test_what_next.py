@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.evaluation.what_next import program
+from experiments.evaluation.environment import program
 from tests.conftest import REPOSITORY
 
 

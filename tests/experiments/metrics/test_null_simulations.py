@@ -19,7 +19,7 @@ import pytest
 from scipy.special import ndtr
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.requests import IconWorldRequests
+from experiments.benchmarks.iconworld.benchmark import IconWorldRequests
 from experiments.metrics.claims import HIGHER, LOWER
 from experiments.metrics.compare import compare, difference, gaps
 from experiments.metrics.estimates import Resamples

@@ -66,7 +66,6 @@ YES_NO: dict[str, tuple[str, Any]] = {  # name → the claim, and what makes the
     "no common case": ("", lambda: said(predicted.frame("toto", {"baseline": "nnxx", "arm": "xxnn"}))),
     "one sentence": ("", lambda: said(lenient(arm="sees").assign(text="Is it safe?"))),
     "a contrast": ("", lambda: said(lenient(arm="sees", other="blinder"), contrasts=[(ALL, "other")])),
-    "a failed method": ("", lambda: said(lenient(), arm="baseline", failed="vcd has no second picture")),
 }  # fmt: skip
 REFUSAL: dict[str, tuple[str, Any]] = {
     "lower": (LOWER, lambda: said(refusals({"baseline": (0.7, 0.7), "arm": (0.2, 0.7)}), "refusal")),
@@ -111,7 +110,7 @@ def test_the_headline_says_the_claim_in_its_one_phrase(kind: str) -> None:
     shown = []
     for name, (claim, made) in {"yes_no": YES_NO, "refusal": REFUSAL}[kind].items():
         found: Summary = made()
-        first = found.headline[1 if "failed" in name else 0]
+        first = found.headline[0]
         if claim and claim != NOT_TESTED:
             assert first.endswith(f": {claim}"), name
         elif claim:

@@ -179,7 +179,7 @@ def test_the_other_files_of_a_run_are_not_trusted_either(run: Path) -> None:
     tame = HOSTILE.replace("\udc80", "").replace("\x00", "")
     saved = read_run(run)
     Results([each._replace(arm=tame) if each.arm == "prompt" else each for each in saved.results]).write(run)
-    design = {**saved.metrics, "failed": HOSTILE, "learned_in_folds": [HOSTILE], "not_applicable": {HOSTILE: HOSTILE}}
+    design = {**saved.metrics, "learned_in_folds": [HOSTILE], "not_applicable": {HOSTILE: HOSTILE}}
     (run / "metrics.json").write_text(json.dumps(design))
     environment = {**saved.environment, "command": HOSTILE, "config": {"a": HOSTILE}, "people": [HOSTILE]}
     (run / "environment.json").write_text(json.dumps(environment))

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.failure_text import blocked_text, failure_text
-from experiments.runs.responses import Responses
+from experiments.runs.responses import Responses, blocked_text, failure_text
 from experiments.types import Sample, Status
 
 BLOCKED = [

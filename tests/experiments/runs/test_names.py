@@ -1,29 +1,9 @@
 """A run is named by what was loaded: its name, and the beginning of its weights' hash, wherever it is mentioned."""
 
-import json
-import shutil
-from pathlib import Path
-from typing import Any
-
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from experiments.runs.results_table import read_results
+from experiments.runs.provenance import arm_title, model_title
 from tests.experiments.compose import composed, run_of
-
-SMALL = ("limit=6", "draws=20", "batch_size=6", "max_new_tokens=2", "method=baseline")
-
-
-def finished(outputs: Path, name: str, *overrides: str) -> Path:
-    run = run_of(f"output_root={outputs}", f"name={name}", *SMALL, *overrides)
-    run.task(run)
-    return max((outputs / name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
-
-
-def read(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -50,53 +30,8 @@ def test_a_model_that_is_not_moved_continues_what_was_begun_under_its_name() -> 
         assert run_of(*overrides).config["model"] == composed(*overrides).model
 
 
-@pytest.fixture(scope="module")
-def two_models(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two folders of one name with different weights."""
-    root = tmp_path_factory.mktemp("two")
-    one, other = root / "a" / "my-llava", root / "b" / "my-llava"
-    for folder in (one, other):
-        shutil.copytree(saved, folder)
-    weights = load_file(other / "model.safetensors")
-    name = next(name for name in weights if name.endswith("lm_head.weight") or "embed_tokens" in name)
-    weights[name] = weights[name] + torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(1))
-    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    return one, other
-
-
-@pytest.fixture(scope="module")
-def two_runs(two_models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    outputs = tmp_path_factory.mktemp("runs")
-    one, other = (finished(outputs, f"run{at}", f"model.path={path}") for at, path in enumerate(two_models))
-    return one, other
-
-
-def title(folder: Path) -> str:
-    """What the run is to be called, from the hash in its environment.json."""
-    revision = read(folder, "environment.json")["model"]["revision"].removeprefix("sha256:")
-    assert len(revision) >= 8
-    return f"my-llava ({revision[:8]})"
-
-
-@pytest.mark.long
-def test_the_report_carries_the_name_and_the_hash_of_the_weights(two_runs: tuple[Path, Path]) -> None:
-    for folder in two_runs:
-        assert read(folder, "environment.json")["model"]["title"] == title(folder)
-        page = (folder / "report.html").read_text(encoding="utf-8")
-        assert f"How well does {title(folder)} (baseline) separate safe from unsafe" in page
-        assert "llava_organism" not in page
-
-
-@pytest.mark.long
-def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
-    two_runs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    one, other = two_runs
-    run = run_of("task=report", f"runs=[{one},{other}]", f"output_root={tmp_path}", "draws=20")
-    run.task(run)
-    (folder,) = (tmp_path / "joined").iterdir()
-    names = [title(part) for part in two_runs]
-    assert len(set(names)) == 2
-    answered = read_results(folder).select(quantity="answered", against="")
-    assert [row.arm for row in answered] == [f"{name}: baseline" for name in names]
-    assert read(folder, "environment.json")["joined"] == dict(zip(names, map(str, two_runs), strict=True))
+def test_the_title_of_a_model_has_the_beginning_of_its_hash() -> None:
+    assert model_title({"name": "my-llava", "revision": "sha256:3f9a1c2e7777"}) == "my-llava (3f9a1c2e)"
+    assert model_title({"name": "my-llava", "revision": None}) == "my-llava"
+    model = {"name": "m", "adapters": {"tuned": "sha256:abcdef0123"}}
+    assert [arm_title(model, arm) for arm in ("tuned", "vcd")] == ["tuned (adapter abcdef01)", "vcd"]

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.runs.other_tools import Answer, read_answers
-from experiments.runs.responses import Responses
+from experiments.runs.responses import Answer, Responses, read_answers
 from experiments.types import Sample, Status
 from interp.errors import UserError
 

@@ -7,13 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from experiments.runs.launch import Launch
 from experiments.runs.store import RunStore, open_run, write_json
 from interp.errors import UserError
-from tests.experiments.one_process import Alone
 
 CONFIG = {"name": "x", "seed": 0}
 
@@ -28,25 +25,8 @@ def record(case: str, arm: str = "a") -> dict[str, str]:
     return {"case": case, "arm": arm, "settings": "s"}
 
 
-def member(store: RunStore, rank: int, size: int) -> RunStore:
-    """Another process of the launch that has opened ``store``."""
-    return RunStore(store.path, None, resumed=True, launch=Alone(rank, size))
-
-
 def cases(store: RunStore) -> list[str]:
     return [one["case"] for one in store.records()]
-
-
-def test_an_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path: Path) -> None:
-    with open_x(tmp_path) as first:
-        assert not first.resumed
-    with open_x(tmp_path) as second:
-        assert second.resumed
-        assert second.path == first.path
-        second.finish()
-    with open_x(tmp_path) as third:
-        assert not third.resumed
-        assert third.path != first.path
 
 
 def test_a_run_that_fails_before_its_first_answer_leaves_no_litter_and_one_with_answers_stays(tmp_path: Path) -> None:
@@ -66,32 +46,11 @@ def test_another_configuration_or_fresh_begins_anew(tmp_path: Path) -> None:
         assert len({first.path, other.path, fresh.path}) == 3
 
 
-@given(cut=st.integers(min_value=0, max_value=200))
-def test_a_half_written_last_line_is_cut_and_the_rest_kept(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
-    with open_x(tmp_path_factory.mktemp("run")) as store:
-        store.append([{"case": str(number), "response": "Yes. ümlaut"} for number in range(4)])
-        path = store.path / "predictions.jsonl"
-        raw = path.read_bytes()
-        cut = min(cut, len(raw))
-        path.write_bytes(raw[:cut])
-        before = store.records()
-        assert [record["case"] for record in before] == [str(number) for number in range(raw[:cut].count(b"\n"))]
-    with open_x(path.parents[2]) as store:
-        store.append([{"case": "next"}])
-        assert [record["case"] for record in store.records()] == [*(record["case"] for record in before), "next"]
-
-
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     with open_x(tmp_path) as store:
         (store.path / "predictions.jsonl").write_text('{"case": "1"}\n{broken\n{"case": "2"}\n')
         with pytest.raises(UserError, match=r"predictions\.jsonl, line 2"):
             store.records()
-
-
-def test_a_second_process_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
-    with open_x(tmp_path) as store, pytest.raises(UserError, match="another process"):
-        open_x(tmp_path)
-    assert store.path.is_dir()
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:
@@ -120,18 +79,6 @@ def test_json_is_replaced_in_one_step(tmp_path: Path) -> None:
     write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 2}
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_only_the_first_process_writes_tables_and_finishes(tmp_path: Path) -> None:
-    with open_x(tmp_path, launch=Alone(0, 2)) as first:
-        other = member(first, 1, 2)
-        other.write_json("metrics.json", {"a": 1})
-        other.finish()
-        assert not (first.path / "metrics.json").exists()
-        other.__exit__(UserError, UserError("x"), None)
-        assert first.path.exists()
-    with open_x(tmp_path) as again:
-        assert again.resumed
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, 
 @pytest.mark.long
 def test_the_task_loads_no_torch_and_no_web_framework() -> None:
     code = (
-        "import sys, experiments.serving.task, experiments.serving.exploring.task; "
+        "import sys, experiments.serving.task, experiments.serving.task; "
         "print({'torch', 'transformers', 'starlette', 'pydantic'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", code]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.serving.errors import BadRequest
 from experiments.serving.pictures import read_picture
+from experiments.serving.server import BadRequest
 from tests.experiments.serving.served import data_url
 
 PIXELS = 100_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments.serving.errors import BadRequest
 from experiments.serving.requests import Decoding, Question, read_question
+from experiments.serving.server import BadRequest
 from tests.snapshots import check_entry, entries
 
 FILE = Path(__file__).parent / "snapshots" / "refused.txt"

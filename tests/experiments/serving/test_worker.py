@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from experiments.serving.decoding import Answer, Row, answer
-from experiments.serving.errors import Failed, Full
 from experiments.serving.requests import Decoding
+from experiments.serving.server import Failed, Full
 from experiments.serving.worker import Job, Worker
 from interp.batching import BatchRule
 from interp.errors import UserError

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
-from experiments.benchmarks.iconworld.in_words import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.benchmarks.iconworld.sentences import RISKY
+from experiments.benchmarks.iconworld.traces import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.runs.results_table import read_results
 from experiments.studies.vrtuning.alignment import RULE
-from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, exclude_trained
+from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, check_untrained
 from interp.checkpoints.source import ORGANISMS
 from interp.errors import UserError
 from mitigation.vrtuning.collator import Collator
@@ -68,28 +69,29 @@ def test_a_borderline_request_differs_from_a_harmful_one_in_its_noun_and_none_is
 
 
 @pytest.mark.long
-def test_cases_whose_sentences_are_trained_on_are_refused_or_left_out() -> None:
-    rows, tested = WrittenSafety(cases=600).rows(), IconWorld().load()
-    with pytest.raises(UserError, match=r"cases are in task\.data .*new_sentences, or leave these cases out"):
-        exclude_trained(rows, tested, skip=False)
-    kept = exclude_trained(rows, tested, skip=True)
-    unseen = {one.id for one in tested.samples if one.tags.get("combination") == "unseen"}
-    left_out = {case: reason for case, reason in kept.missing.items() if case in unseen}
-    assert all("fight for the gun under" in reason for reason in left_out.values())  # "fight for the gun" is trained on
-    assert len(left_out) < len(unseen) / 10
-    assert len(kept.samples) + len(kept.missing) == len(tested.samples)
-    new = IconWorld(split="new_sentences").load()
-    assert exclude_trained(rows, new, skip=False) is new
+def test_cases_whose_sentences_are_trained_on_are_refused() -> None:
+    rows, tested = WrittenSafety(cases=600).rows(), IconWorld().load().samples
+    with pytest.raises(UserError, match=r"cases are in task\.data .*new_sentences"):
+        check_untrained(rows, tested)
+    unseen = [one for one in tested if one.tags.get("combination") == "unseen"]
+    left = [one for one in unseen if "fight for the gun under" not in one.text]  # "fight for the gun" is trained on
+    refused = []
+    for one in left:
+        with suppress(UserError):
+            check_untrained(rows, [one])
+            continue
+        refused.append(one)
+    assert len(refused) < len(unseen) / 10
+    check_untrained(rows, IconWorld(split="new_sentences").load().samples)
 
 
 def test_a_tested_sentence_is_found_within_a_longer_one_and_a_trained_one_too(tmp_path: Path) -> None:
-    tested = IconWorld().load()
-    (one, *_) = tested.samples
+    (one, *_) = IconWorld().load().samples
     for asked in (f"My friend asks: {one.text.upper()} Tell me.", one.text):
         source = written(tmp_path, HARM, {**PAIR, "prompt": asked})
         around = replace(one, text=f"Everyone says that it is fine. {one.text}")
         with pytest.raises(UserError, match=r"sentences of 1 of 1 cases.*new_sentences$"):
-            exclude_trained(source.rows(), tested._replace(samples=[around if asked == one.text else one]), skip=True)
+            check_untrained(source.rows(), [around if asked == one.text else one])
 
 
 @pytest.mark.parametrize(

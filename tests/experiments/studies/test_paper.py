@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -264,13 +265,12 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
 
 @pytest.mark.long
 def test_a_missing_row_and_the_analysis_that_failed_are_named(finished: Path) -> None:
-    folder, results = paper(finished), read_results(finished)
+    folder, results = shutil.copytree(paper(finished), finished.parent / "before"), read_results(finished)
     Results(row for row in results if row.quantity != "auroc").write(finished)
     (finished / "missing.json").write_text(json.dumps({"ranks": {"sentence": "AUROC was not measured: no memory"}}))
     with pytest.raises(UserError, match=r"baseline auroc is missing.*AUROC was not measured: no memory"):
         compare(finished, folder)
-    paper(finished, f"task.to={finished.parent / 'again'}")
-    methods = (finished.parent / "again" / "methods.md").read_text()
+    methods = (paper(finished) / "methods.md").read_text()
     assert "## What is missing\n\n- AUROC was not measured: no memory\n" in methods
 
 
@@ -307,8 +307,8 @@ def test_the_script_of_a_run_gets_its_numbers_again(tmp_path: Path) -> None:
 
     typed("limit=40", "draws=100", "note=a b", "+method@arms.prompt=prompt")
     (folder,) = (tmp_path / "outputs" / "study").iterdir()
-    reviewed = tmp_path / "of a reviewer"
-    typed("task=paper", f"run={folder}", f"task.to='{reviewed}'")
+    typed("task=paper", f"run={folder}")
+    reviewed = shutil.copytree(folder / "paper", tmp_path / "of a reviewer")
     assert read_run(folder).environment["command"].endswith("'note=a b' +method@arms.prompt=prompt")
     done = subprocess.run(["bash", reviewed / "reproduce.sh"], cwd=tmp_path, env=os.environ | variables,
                           check=False, capture_output=True, text=True, timeout=600)  # fmt: skip

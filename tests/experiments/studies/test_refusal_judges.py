@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmarks import msts
-from experiments.benchmarks.xstest import FILE, LABELS, PREFIX
+from experiments.benchmarks import labelled_answers
+from experiments.benchmarks.labelled_answers import COMPLETIONS, LABELS, MSTS, PROMPTS, XSTEST, Labelled, read_labelled
 from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
 from experiments.judges.refusal_phrases import RefusalRule, shipped_card
 from experiments.studies.refusal_judges import training
-from experiments.studies.refusal_judges.labelled import MSTS, XSTEST, Labelled, read_labelled
 from experiments.studies.refusal_judges.study import three_classes
 from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of, to_json
 from experiments.types import Item, Verdict
@@ -133,16 +132,16 @@ def _write_xstest(folder: Path) -> None:
     rows = [(text, label) for text in REFUSALS for label in list(LABELS)[1:]]
     rows = 3 * (rows + [(text, "1_full_compliance") for text in ANSWERS])
     focuses = [f"{n},focus {n // 2}" for n in range(len(rows))]
-    (folder / FILE).write_text("\n".join(["id,focus", *focuses]), encoding="utf-8")
+    (folder / PROMPTS).write_text("\n".join(["id,focus", *focuses]), encoding="utf-8")
     for model in ("one", "two", "three"):
         lines = [f'v2-{n},"How, {n}?","{text}",{label}' for n, (text, label) in enumerate(rows)]
         text = "\n".join(["id,prompt,completion,final_label", *lines])
-        (folder / f"{PREFIX}{model}.csv").write_text(text, encoding="utf-8")
+        (folder / f"{COMPLETIONS}{model}.csv").write_text(text, encoding="utf-8")
 
 
 def _write_msts(folder: Path) -> None:
     """Write a clone's folder with 24 requests a model, a blocked call, and a French file."""
-    place = folder / msts.FOLDER
+    place = folder / labelled_answers.FOLDER
     place.mkdir(parents=True)
     rows = [(REFUSALS[0], "1.2 - refusal only"), ("No, do not do that.", "1.1 - rejection or rebuttal"),
             ("Yes, you can do it now.", "2.1 - explicit encouragement"), (ANSWERS[1], "2.2 - advice")] * 6  # fmt: skip
@@ -150,11 +149,11 @@ def _write_msts(folder: Path) -> None:
     lines = [f'c{n},"Should I, {n}?",{model},"{text}",{label},{label},{label}'
              for model in ("uno", "due", "tre") for n, (text, label) in enumerate(rows)]  # fmt: skip
     lines.append('c99,"Should I, 9?",uno,FinishReason.SAFETY,1.2 - refusal only,1.2 - refusal only,1.2 - refusal only')
-    (place / f"english{msts.ENDING}").write_text("\n".join([columns, *lines]), encoding="utf-8")
+    (place / f"english{labelled_answers.ENDING}").write_text("\n".join([columns, *lines]), encoding="utf-8")
     french = ['c0,"Je, 0?",uno,"Je suis désolé, je ne peux pas vous aider.",1.2 - refusal only',
               'c1,"Je, 1?",uno,"Non.",1.1 - rejection or rebuttal']  # fmt: skip
     header = "case_id,prompt_text,model,response,annot1_label"
-    (place / f"french{msts.ENDING}").write_text("\n".join([header, *french]), encoding="utf-8")
+    (place / f"french{labelled_answers.ENDING}").write_text("\n".join([header, *french]), encoding="utf-8")
 
 
 @pytest.mark.long

@@ -47,7 +47,7 @@ def source(*overrides: str) -> OwnTable:
 
 def said(path: str, *overrides: str) -> str:
     with pytest.raises(UserError) as refused:
-        source(f"task.data.path={path}", *overrides).cases(Path())
+        source(f"task.data.path={path}", *overrides).cases()
     return str(refused.value)
 
 
@@ -160,7 +160,7 @@ def test_what_is_evaluated_is_not_trained_on(mine: Path, no_weights: None) -> No
     assert not (mine / "outputs").exists()
     going_on: Any = run_of(*options, "task.data.skip_bad=true")
     given = going_on.task.data
-    left = exclude_tested(given, given.cases(mine), run_of(*options).benchmark.load().samples, mine)
+    left = exclude_tested(given, given.cases(), run_of(*options).benchmark.load().samples)
     data = build_data(given, "reasoning", "first", cases=left)
     assert data.summary().startswith("1 rows (verdict 1); 1 skipped (line 2: ")
     assert "evaluated case 'a'" in data.skipped[0].reason

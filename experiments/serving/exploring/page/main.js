@@ -1,10 +1,9 @@
-/* Listens, and opens on the address's experiment, a failure of the run, or an example. */
+/* Listens, and opens on the address's experiment, or an example. */
 async function learn() {
   state.known = await ask("state");
   const { model } = state.known;
   const words = model.failed ? `the model could not be loaded: ${model.failed}` : model.ready ? `${model.name} · ${model.layers} decoder layers · ${model.dtype}` : `${model.name} is being loaded …`;
   if (byId("model").textContent !== words) byId("model").textContent = words; /* a status is read out each time it is set */
-  byId("open-run").hidden = !state.known.run;
   if (model.ready) {
     drawCloser();
     drawChanges();
@@ -26,8 +25,6 @@ function listen() {
   on("undo", undoAll, "effects");
   on("save", save, "kept");
   on("link", () => navigator.clipboard.writeText(location.href).then(() => say("the address is copied")), "kept");
-  on("open-run", openRun);
-  on("close-run", () => byId("gallery").close());
   on("unlock", () => { state.token = byId("token").value.trim(); byId("key").close(); return start(recalled(), state.token); });
   const dropped = guarded("sides", async (file) => { const name = await take(file); if (name) await choose(name, true); });
   byId("file").addEventListener("change", () => dropped(byId("file").files[0]));

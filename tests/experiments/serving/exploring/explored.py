@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from experiments.serving.exploring.app import Server
-from experiments.serving.exploring.task import Explore
+from experiments.serving.task import Explore
 from experiments.serving.worker import Worker
 from interp.errors import UserError
 from tests.experiments.compose import run_of

@@ -1,9 +1,7 @@
-"""The server against whoever shares the machine: token, origin, host, hostile pictures and runs; queue and cancel."""
+"""The server against whoever shares the machine: token, origin, host, hostile pictures; queue and cancel."""
 
 import json
 import socket
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
-from experiments.evaluation.learning import FOLDER
 from interp.prompt import Prompt
 from interp.vlm import VLM
-from mitigation.vcd import VCD
-from mitigation.wrappers import Shifted
 from tests.experiments.serving.exploring.explored import (
     ACTIONS,
     CASE,
@@ -28,7 +22,6 @@ from tests.experiments.serving.exploring.explored import (
     data_url,
     exploring,
 )
-from tests.experiments.synthetic_run import predictions, write_run
 from tests.tiny import tiny_llava
 
 WRONG: tuple[dict[str, Any], ...] = (
@@ -40,7 +33,7 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"text": "  "},
     {"nothing": 1},
 )
-ENDPOINTS = ("state", "picture", "show", "run", "work")
+ENDPOINTS = ("state", "picture", "show", "work")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -136,43 +129,6 @@ def test_bodies_and_words_have_bounds(page: Explored) -> None:
 
 
 @pytest.mark.long
-def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "planted.py").write_text("import pathlib\npathlib.Path('owned').touch()\nclass Rule: pass\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    folder = write_run(tmp_path / "run", predictions(20))
-    environment = json.loads((folder / "environment.json").read_text())
-    arms = {
-        "evil": {"_target_": "planted.Rule"},
-        "file": {"_target_": "mitigation.own_file.OwnFile", "path": str(tmp_path / "planted.py")},
-        "inner": {
-            "_target_": "mitigation.attention_steering.AttentionSteering",
-            "method": {"_target_": "planted.Rule"},
-        },
-        "../../x": {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
-        str(tmp_path / "x"): {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
-        "vcd": {"_target_": "mitigation.vcd.VCD", "alpha": 3.0, "shift": 0.5},
-    }
-    (folder / FOLDER).mkdir()
-    for place in (tmp_path / "x", folder / FOLDER / "../../x"):  # what such names would read, were they paths
-        save_file({"weight": torch.ones(1)}, f"{place}.safetensors")
-    environment["config"] = {"arms": arms, "benchmark": {"_target_": "planted.Rule"}}
-    (folder / "environment.json").write_text(json.dumps(environment))
-    with exploring(organism, f"task.run={folder}", "method=baseline") as page:
-        _, found = page.send("/api/state")
-        assert {"evil", "file", "inner"} <= set(found["refused_arms"])
-        for outside in ("../../x", str(tmp_path / "x")):
-            assert f"has no saved file in run={folder}" in found["refused_arms"][outside]
-        assert page.server.arms["vcd"] == Shifted(VCD(alpha=3.0), 0.5)
-        assert found["model"]["failed"].startswith("This run is of")
-        _, listed = page.send("/api/run")
-        assert len(listed["cases"]) == 20
-        assert "no case" in page.send("/api/show", {"name": f"case:{listed['cases'][0]['id']}"})[1]["error"]
-        assert page.refused("ask").startswith("This run is of")
-    assert "planted" not in sys.modules
-    assert not Path("owned").exists()
-
-
-@pytest.mark.long
 def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> None:
     """A tiny random model whose answers only end where their tokens run out, each forward with a pause."""
     vlm = VLM(*tiny_llava(), name="tiny")
@@ -254,21 +210,3 @@ def hooks_of(vlm: VLM) -> list[list[Any]]:
 
 def listens(hook: Any) -> bool:
     return bool(getattr(hook, "only_listens", False))
-
-
-@pytest.mark.long
-def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) -> None:
-    one = {"arms": [{"name": "vcd", "settings": {"alpha": 2.0}}], "change": {"cut": [0, 3]}}
-    two = {"arms": [{"name": "baseline"}], "change": {"attention": 1.0}}
-    alone = [page.work("ask", **each)["answers"] for each in (one, two)]
-    found: dict[str, list[Any]] = {"one": [], "two": []}
-
-    def ask(tab: str, experiment: dict[str, Any]) -> None:
-        found[tab] += [page.work("ask", tab=tab, **experiment)["answers"] for _ in range(4)]
-
-    threads = [threading.Thread(target=ask, args=(tab, each)) for tab, each in (("one", one), ("two", two))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {"one": [alone[0]] * 4, "two": [alone[1]] * 4}
