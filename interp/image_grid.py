@@ -148,11 +148,6 @@ def _canvas(tokens: ImageTokens) -> tuple[int, int]:
     return rows, columns
 
 
-def _queries(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """No grids: learned queries have no location in the picture."""
-    return ()
-
-
 def _by_numbers(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     """The grid by the processor's numbers of patches or pixels, if the tokens fill it; else no grids."""
     vision: Any = getattr(tokens.config, "vision_config", None)
@@ -174,8 +169,8 @@ GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
     "anyres": _anyres,
     "thw": _by_numbers,
     "tiles": _tiles,
-    "queries": _queries,
-    "cross_attention": _queries,  # never called: there are no columns to lay out
+    "queries": lambda tokens: (),  # learned queries have no location in the picture
+    "cross_attention": lambda tokens: (),  # never called: there are no columns to lay out
     "unknown": _by_numbers,
 }
 

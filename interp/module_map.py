@@ -145,19 +145,6 @@ class ModuleMap:
                 "maps and edges of image tokens need one; set config.image_token_id to it"
             )
 
-    def require_places(self, name: str = "") -> None:
-        """Checks that image tokens have locations in the picture, as maps need.
-
-        Raises:
-            UserError: they are learned queries, or the sequence has none.
-        """
-        self.require_image_tokens(name)
-        if self.geometry == "queries":
-            raise UserError(
-                f"no maps over the picture for {name or self.model_type}: its image tokens are learned queries that "
-                "stand for no place; read their share of attention, or use occlude_image"
-            )
-
 
 def module_map_of(model_or_config: Any) -> ModuleMap:
     """The module map of a model, or of the model that a config describes.

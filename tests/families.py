@@ -32,6 +32,8 @@ from tests.family_parts import (
 )
 from tests.tiny import Pieces, tiny_config, tiny_llava, tiny_processor
 
+SQUARE = {"height": 32, "width": 32}
+
 
 def llava(seed: int = 0) -> Pieces:
     """LLaVA-1.5: Llama, 3 × 3 patches."""
@@ -49,54 +51,51 @@ def llava_mistral(seed: int = 0) -> Pieces:
     return pieces
 
 
+def _processor(kind: str, image: Any, tokenizer: Any, template: str, **settings: Any) -> Any:
+    """Return the family's processor; one without its video part is accepted."""
+    with image_part_alone():
+        processor = getattr(hf, f"{kind}Processor")(image_processor=image, tokenizer=tokenizer, **settings)
+    processor.chat_template = template
+    return processor
+
+
+def _pieces(kind: str, processor: Any, seed: int, *, attention: str = "sdpa", **settings: Any) -> Pieces:
+    """Return the family's model with these settings of its configuration."""
+    config = getattr(hf, f"{kind}Config")(**settings)
+    return build(getattr(hf, f"{kind}ForConditionalGeneration"), config, processor, seed=seed, attention=attention)
+
+
+def _llama(tokenizer: Any) -> Any:
+    return hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer))
+
+
 def llava_next(seed: int = 0) -> Pieces:
     """A base grid of 3 × 3 and up to 2 × 2 (or 1 × 3, 3 × 1) tiles of 24 px, with newline columns."""
-    tokenizer = bpe("<image>", image_token="<image>")
-    pinpoints = [[48, 48], [24, 72], [72, 24]]
-    processor = hf.LlavaNextProcessor(
-        image_processor=hf.LlavaNextImageProcessorPil(
-            size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24}, image_grid_pinpoints=pinpoints
-        ),
-        tokenizer=tokenizer,
-        patch_size=PATCH,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=INST,
-    )
-    config = hf.LlavaNextConfig(
-        vision_config=hf.CLIPVisionConfig(**VISION | {"image_size": 24}),
-        text_config=hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
-        image_token_index=processor.image_token_id,
-        image_grid_pinpoints=pinpoints,
-        vision_feature_layer=-1,
-    )
-    return build(hf.LlavaNextForConditionalGeneration, config, processor, seed=seed)
+    tokenizer, grid = bpe("<image>", image_token="<image>"), {"image_grid_pinpoints": [[48, 48], [24, 72], [72, 24]]}
+    crop = {"size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}
+    settings = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    processor = _processor("LlavaNext", hf.LlavaNextImageProcessorPil(**crop, **grid), tokenizer, INST, **settings)
+    parts = {"vision_config": hf.CLIPVisionConfig(**VISION | {"image_size": 24}), "text_config": _llama(tokenizer)}
+    ids = {"image_token_index": processor.image_token_id, "vision_feature_layer": -1}
+    return _pieces("LlavaNext", processor, seed, **parts, **ids, **grid)
 
 
-def _qwen(name: str, vision: dict[str, Any], text: dict[str, Any], seed: int) -> Pieces:
+def _qwen(kind: str, vision: dict[str, Any], text: dict[str, Any], seed: int) -> Pieces:
     """The parts that the three Qwen families share: ChatML, 16 px merged patches, M-RoPE."""
     marks = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     tokenizer = bpe(*marks, byte_level=True, image_token="<|image_pad|>", video_token="<|video_pad|>")
-    with image_part_alone():
-        processor = getattr(hf, f"{name}Processor")(
-            image_processor=hf.Qwen2VLImageProcessorPil(
-                patch_size=PATCH, size={"shortest_edge": 32 * 32, "longest_edge": 64 * 64}
-            ),
-            tokenizer=tokenizer,
-            video_processor=None,
-            chat_template=CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
-        )
-    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+    size = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}
+    template = CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    image = hf.Qwen2VLImageProcessorPil(patch_size=PATCH, size=size)
+    processor = _processor(kind, image, tokenizer, template, video_processor=None)
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(marks[2:])), strict=True))
     rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
-    config = getattr(hf, f"{name}Config")(
-        vision_config={"depth": 3, "num_heads": 2, "patch_size": PATCH, **vision},
-        text_config={**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope, **text},
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-    )
-    return build(getattr(hf, f"{name}ForConditionalGeneration"), config, processor, seed=seed)
+    parts = {
+        "vision_config": {"depth": 3, "num_heads": 2, "patch_size": PATCH, **vision},
+        "text_config": {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope, **text},
+    }
+    return _pieces(kind, processor, seed, **parts, **ids)
 
 
 def qwen2_vl(seed: int = 0) -> Pieces:
@@ -118,167 +117,91 @@ def qwen3_vl(seed: int = 0) -> Pieces:
 
 def instructblip(seed: int = 0) -> Pieces:
     """InstructBLIP over a Llama (Vicuna): 4 queries, put before BOS."""
-    tokenizer = bpe("<image>", bos=True)
-    processor: Any = hf.InstructBlipProcessor(
-        image_processor=hf.BlipImageProcessorPil(size={"height": 32, "width": 32}),
-        tokenizer=tokenizer,
-        qformer_tokenizer=bpe(bos=True),
-        num_query_tokens=4,
-    )
-    processor.chat_template = WORDS_ALONE
-    config = hf.InstructBlipConfig(
-        vision_config=VISION,
-        qformer_config={
-            "vocab_size": len(processor.qformer_tokenizer),
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "cross_attention_frequency": 1,
-        },
-        text_config=hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
-        num_query_tokens=4,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-    )
-    pieces = build(hf.InstructBlipForConditionalGeneration, config, processor, seed=seed)
-    speaker = pieces.model.language_model
-    for module in (pieces.model, speaker):
+    tokenizer, questions = bpe("<image>", bos=True), bpe(bos=True)
+    settings = {"qformer_tokenizer": questions, "num_query_tokens": 4}
+    processor = _processor("InstructBlip", hf.BlipImageProcessorPil(size=SQUARE), tokenizer, WORDS_ALONE, **settings)
+    qformer = {name: VISION[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads")}
+    qformer |= {"vocab_size": len(questions), "num_hidden_layers": 2, "cross_attention_frequency": 1}
+    parts = {"vision_config": VISION, "qformer_config": qformer, "text_config": _llama(tokenizer).to_dict()}
+    ids = {"num_query_tokens": 4, "image_token_index": tokenizer.convert_tokens_to_ids("<image>")}
+    pieces = _pieces("InstructBlip", processor, seed, **parts, **ids)
+    for module in (pieces.model, pieces.model.language_model):
         module.generation_config.eos_token_id = 1  # as on the hub, where it is the begin token; the end is 2
     return pieces
 
 
-def _idefics_tokenizer(tiles: bool) -> Any:
-    """Idefics3-8B has no tokens for rows, columns and the whole picture: it spells them out; SmolVLM has them."""
-    names = ["<global-img>", *(f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5))]
-    marks = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", *(names if tiles else ()))
-    return bpe(*marks, byte_level=True, image_token="<image>")
-
-
-def _idefics(name: str, processor: Any, tokenizer: Any, vision_name: str, seed: int) -> Pieces:
-    config = getattr(hf, f"{name}Config")(
-        vision_config=VISION | {"model_type": vision_name},
-        text_config=hf.LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        scale_factor=2,
-        pad_token_id=0,
-    )
-    return build(getattr(hf, f"{name}ForConditionalGeneration"), config, processor, seed=seed)
+def _idefics(kind: str, names: tuple[str, ...], seed: int, **settings: Any) -> Pieces:
+    """Tiles of 32 px in 2 × 2 pixel-shuffled tokens, at most 2 × 2 of them, then the whole picture."""
+    marks = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", *names)
+    tokenizer = bpe(*marks, byte_level=True, image_token="<image>")
+    sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+    image = getattr(hf, f"{kind}ImageProcessorPil")(**sizes)
+    processor = _processor(kind, image, tokenizer, USER_COLON, image_seq_len=4, **settings)
+    vision = VISION | {"model_type": f"{kind.lower()}_vision"}
+    parts = {"vision_config": vision, "text_config": _llama(tokenizer).to_dict()}
+    ids = {"image_token_id": tokenizer.convert_tokens_to_ids("<image>"), "scale_factor": 2, "pad_token_id": 0}
+    return _pieces(kind, processor, seed, **parts, **ids)
 
 
 def idefics3(seed: int = 0) -> Pieces:
-    """Idefics3: tiles of 32 px in 2 × 2 pixel-shuffled tokens, at most 2 × 2 of them, then the whole picture."""
-    tokenizer = _idefics_tokenizer(tiles=False)
-    processor = hf.Idefics3Processor(
-        image_processor=hf.Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}),
-        tokenizer=tokenizer,
-        image_seq_len=4,
-        chat_template=USER_COLON,
-    )
-    return _idefics("Idefics3", processor, tokenizer, "idefics3_vision", seed)
+    """Idefics3-8B has no tokens for rows, columns and the whole picture: it spells them out."""
+    return _idefics("Idefics3", (), seed)
 
 
 def smolvlm(seed: int = 0) -> Pieces:
-    """SmolVLM: as Idefics3, with its own processor."""
-    tokenizer = _idefics_tokenizer(tiles=True)
-    with image_part_alone():
-        processor = hf.SmolVLMProcessor(
-            image_processor=hf.SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}),
-            tokenizer=tokenizer,
-            video_processor=SimpleNamespace(num_frames=1, fps=1),
-            image_seq_len=4,
-            chat_template=USER_COLON,
-        )
-    return _idefics("SmolVLM", processor, tokenizer, "smolvlm_vision", seed)
+    """SmolVLM: as Idefics3, with its own processor, and tokens for rows and columns."""
+    names = ("<global-img>", *(f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5)))
+    return _idefics("SmolVLM", names, seed, video_processor=SimpleNamespace(num_frames=1, fps=1))
 
 
 def internvl(seed: int = 0) -> Pieces:
     """InternVL: tiles of 32 px in 2 × 2 tokens, up to 4 of them, then a thumbnail, all in one run."""
-    marks = ("<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
-    tokenizer = bpe(
-        *marks,
-        byte_level=True,
-        start_image_token="<img>",
-        end_image_token="</img>",
-        context_image_token="<IMG_CONTEXT>",
-        video_token="<video>",
-    )
-    with image_part_alone():
-        processor = hf.InternVLProcessor(
-            image_processor=hf.GotOcr2ImageProcessorPil(
-                size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4
-            ),
-            tokenizer=tokenizer,
-            video_processor=None,
-            image_seq_length=4,
-            chat_template=CHATML.replace("IMAGE", "<IMG_CONTEXT>\n"),
-        )
-    config = hf.InternVLConfig(
-        vision_config=VISION,
-        text_config=hf.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
-        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
-        image_seq_length=4,
-        tie_word_embeddings=False,
-    )
-    return build(hf.InternVLForConditionalGeneration, config, processor, seed=seed)
+    named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    named |= {"video_token": "<video>"}
+    tokenizer = bpe("<|im_start|>", "<|im_end|>", *named.values(), byte_level=True, **named)
+    image = hf.GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4)
+    template = CHATML.replace("IMAGE", "<IMG_CONTEXT>\n")
+    processor = _processor("InternVL", image, tokenizer, template, video_processor=None, image_seq_length=4)
+    parts = {"vision_config": VISION, "text_config": hf.Qwen2Config(**TEXT, vocab_size=len(tokenizer))}
+    ids = {"image_token_id": tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"), "image_seq_length": 4}
+    return _pieces("InternVL", processor, seed, **parts, **ids, tie_word_embeddings=False)
 
 
-def _paligemma(text: Any, seed: int, attention: str) -> Pieces:
+def _paligemma(text: Any, seed: int, attention: str, **settings: Any) -> Pieces:
     tokenizer = bpe("<image>", image_token="<image>")
-    processor = hf.PaliGemmaProcessor(
-        image_processor=hf.SiglipImageProcessorPil(size={"height": 32, "width": 32}, image_seq_length=16),
-        tokenizer=tokenizer,
-        chat_template=IMAGE_THEN_WORDS,
-    )
-    processor.image_processor.image_seq_length = 16
-    config = hf.PaliGemmaConfig(
-        vision_config=hf.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=text(vocab_size=len(tokenizer), head_dim=8),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        projection_dim=32,
-        hidden_size=32,
-        tie_word_embeddings=False,  # tied, a random model only repeats its last token
-    )
-    return build(hf.PaliGemmaForConditionalGeneration, config, processor, seed=seed, attention=attention)
+    image = hf.SiglipImageProcessorPil(size=SQUARE, image_seq_length=16)
+    image.image_seq_length = 16
+    processor = _processor("PaliGemma", image, tokenizer, IMAGE_THEN_WORDS)
+    vision = hf.SiglipVisionConfig(**VISION, vision_use_head=False)
+    parts = {"vision_config": vision, "text_config": text(**TEXT, vocab_size=len(tokenizer), head_dim=8, **settings)}
+    ids = {"image_token_index": tokenizer.convert_tokens_to_ids("<image>"), "projection_dim": 32, "hidden_size": 32}
+    untied = {"tie_word_embeddings": False}  # tied, a random model only repeats its last token
+    return _pieces("PaliGemma", processor, seed, attention=attention, **parts, **ids, **untied)
 
 
 def paligemma(seed: int = 0) -> Pieces:
     """PaliGemma: 4 × 4 patches first, then a prompt that sees itself both ways."""
-    return _paligemma(lambda **extra: hf.GemmaConfig(**TEXT, **extra), seed, "sdpa")
+    return _paligemma(hf.GemmaConfig, seed, "sdpa")
 
 
 def paligemma2(seed: int = 0) -> Pieces:
     """PaliGemma 2: Gemma 2, so soft-capped attention, which sdpa cannot run, and a window of 12 in one layer."""
-    gemma2: dict[str, Any] = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "sliding_window": 12}
-    return _paligemma(lambda **extra: hf.Gemma2Config(**TEXT, **gemma2, **extra), seed, "eager")
+    capped = {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "sliding_window": 12}
+    return _paligemma(hf.Gemma2Config, seed, "eager", **capped)
 
 
 def gemma3(seed: int = 0) -> Pieces:
     """Gemma 3: 2 × 2 pooled tokens that see each other both ways, and a window of 12 in the first layer."""
     marks = ("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<start_of_turn>", "<end_of_turn>")
-    tokenizer = bpe(*marks, boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>")
-    processor = hf.Gemma3Processor(
-        image_processor=hf.Gemma3ImageProcessorPil(size={"height": 32, "width": 32}),
-        tokenizer=tokenizer,
-        image_seq_length=4,
-        chat_template=TURNS,
-    )
-    config = hf.Gemma3Config(
-        vision_config=hf.SiglipVisionConfig(**VISION, vision_use_head=False),
-        text_config=hf.Gemma3TextConfig(
-            **TEXT,
-            vocab_size=len(tokenizer),
-            head_dim=8,
-            query_pre_attn_scalar=8,
-            sliding_window=12,
-            layer_types=["sliding_attention", "full_attention"],
-        ),
-        mm_tokens_per_image=4,
-        tie_word_embeddings=False,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image_soft_token>"),
-        boi_token_index=tokenizer.convert_tokens_to_ids("<start_of_image>"),
-        eoi_token_index=tokenizer.convert_tokens_to_ids("<end_of_image>"),
-    )
-    return build(hf.Gemma3ForConditionalGeneration, config, processor, seed=seed)
+    names = ("boi_token", "eoi_token", "image_token")
+    tokenizer = bpe(*marks, **dict(zip(names, marks, strict=False)))
+    image = hf.Gemma3ImageProcessorPil(size=SQUARE)
+    processor = _processor("Gemma3", image, tokenizer, TURNS, image_seq_length=4)
+    window = {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}
+    text = hf.Gemma3TextConfig(**TEXT, **window, vocab_size=len(tokenizer), head_dim=8, query_pre_attn_scalar=8)
+    parts = {"vision_config": hf.SiglipVisionConfig(**VISION, vision_use_head=False), "text_config": text}
+    ids = {f"{name}_index": tokenizer.convert_tokens_to_ids(mark) for name, mark in zip(names, marks, strict=False)}
+    return _pieces("Gemma3", processor, seed, **parts, **ids, mm_tokens_per_image=4, tie_word_embeddings=False)
 
 
 def idefics(seed: int = 0) -> Pieces:
@@ -288,25 +211,15 @@ def idefics(seed: int = 0) -> Pieces:
     """
     marks = ("<fake_token_around_image>", "<image>", "<end_of_utterance>")
     tokenizer = bpe(*marks)
-    processor: Any = hf.IdeficsProcessor(
-        image_processor=IdeficsImageProcessorPil(image_size=32),
-        tokenizer=tokenizer,
-    )
-    processor.chat_template = USER_PICTURE
-    text = {name: value for name, value in TEXT.items() if name != "num_key_value_heads"}
+    processor = _processor("Idefics", IdeficsImageProcessorPil(image_size=32), tokenizer, USER_PICTURE)
+    resampler = {"resampler_n_latents": 6, "resampler_depth": 1, "resampler_n_heads": 2, "resampler_head_dim": 8}
     config = hf.IdeficsConfig(
-        **text,
+        **{name: value for name, value in TEXT.items() if name != "num_key_value_heads"},
         vocab_size=len(tokenizer) - len(marks),
         additional_vocab_size=len(marks),
         cross_layer_interval=2,
         use_resampler=True,
-        perceiver_config={
-            "use_resampler": True,
-            "resampler_n_latents": 6,
-            "resampler_depth": 1,
-            "resampler_n_heads": 2,
-            "resampler_head_dim": 8,
-        },
+        perceiver_config={"use_resampler": True, **resampler},
         vision_config={"embed_dim": 16, **{name: VISION[name] for name in VISION if name != "hidden_size"}},
     )
     return build(hf.IdeficsForVisionText2Text, config, processor, seed=seed)
@@ -316,27 +229,14 @@ def mllama(seed: int = 0) -> Pieces:
     """Llama 3.2 Vision: up to 4 tiles of 16 px, whose features are keys in the second of three layers alone."""
     marks = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>", "<|image|>")
     tokenizer = bpe(*marks, byte_level=True)
-    processor = hf.MllamaProcessor(
-        image_processor=MllamaImageProcessorPil(size={"height": 16, "width": 16}, max_image_tiles=4),
-        tokenizer=tokenizer,
-        chat_template=HEADERS,
-    )
+    tiles = MllamaImageProcessorPil(size={"height": 16, "width": 16}, max_image_tiles=4)
+    processor = _processor("Mllama", tiles, tokenizer, HEADERS)
+    vision = VISION | {"num_hidden_layers": 4, "num_global_layers": 1, "attention_heads": 2, "image_size": 16}
+    vision |= {"intermediate_layers_indices": [0], "vision_output_dim": 32}
+    # The placeholder is the first id behind the vocabulary: it has an embedding and no logit.
     image = tokenizer.convert_tokens_to_ids("<|image|>")
-    config = hf.MllamaConfig(
-        vision_config={
-            **VISION,
-            "num_hidden_layers": 4,
-            "num_global_layers": 1,
-            "attention_heads": 2,
-            "image_size": 16,
-            "intermediate_layers_indices": [0],
-            "vision_output_dim": 32,
-        },
-        # The placeholder is the first id behind the vocabulary: it has an embedding and no logit.
-        text_config={**TEXT, "num_hidden_layers": 3, "cross_attention_layers": [1], "vocab_size": image},
-        image_token_index=image,
-    )
-    return build(hf.MllamaForConditionalGeneration, config, processor, seed=seed)
+    text = {**TEXT, "num_hidden_layers": 3, "cross_attention_layers": [1], "vocab_size": image}
+    return _pieces("Mllama", processor, seed, vision_config=vision, text_config=text, image_token_index=image)
 
 
 MECHANISMS: dict[str, tuple[str, ...]] = {

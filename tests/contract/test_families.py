@@ -82,8 +82,6 @@ def test_the_share_of_the_image_is_there_or_missing_with_a_reason(name: str) -> 
 def test_maps_lie_over_the_picture(name: str) -> None:
     vlm, record = recorded(name)
     if vlm.module_map.cross_attended or vlm.module_map.geometry == "queries":
-        with pytest.raises(UserError, match="image tokens"):
-            vlm.module_map.require_places(name)
         assert not any(row.grids for row in record.rows)
         return
     for found in record.maps:
