@@ -129,11 +129,11 @@ def bpe(*special: str, byte_level: bool = False, bos: bool = False, **named: str
 
 @contextmanager
 def image_part_alone() -> Iterator[None]:
-    """Lets a processor be built with any ``video_processor``; every other argument is still checked."""
+    """Let a processor be built without its video and audio parts; image processor and tokenizer are checked."""
     check = ProcessorMixin.check_argument_for_proper_class
 
     def lenient(self: Any, name: str, argument: Any) -> Any:
-        return None if name == "video_processor" else check(self, name, argument)
+        return check(self, name, argument) if name in ("image_processor", "tokenizer") else None
 
     with (
         mock.patch.object(ProcessorMixin, "check_argument_for_proper_class", lenient),
@@ -161,7 +161,11 @@ def build(model_class: Any, config: Any, processor: Any, *, seed: int, attention
                 revived(name, weight)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
     head = model.get_output_embeddings()
-    silent = (0, 1, getattr(config, "image_token_id", 0))  # a trained model never says <pad>, <s> or a placeholder
+    silent = (
+        0,
+        1,
+        getattr(config, "image_token_id", None) or 0,
+    )  # a trained model never says <pad>, <s> or a placeholder
     with torch.no_grad():
         head.weight[[token for token in silent if token < len(head.weight)]] = 0
         if getattr(head, "additional_fc", None) is not None:  # IDEFICS: of placeholders and marks alone

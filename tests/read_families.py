@@ -8,21 +8,18 @@ has the few functions of it that image processors call, for machines without (``
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import torch
 import transformers as hf
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-from transformers.processing_utils import ProcessorMixin
 
-from tests.family_parts import bpe, revived
+from tests.family_parts import bpe, image_part_alone
+from tests.family_parts import build as build_family
 from tests.tiny import Pieces
 
 Values = Mapping[str, Any]
@@ -38,49 +35,37 @@ HALF_MROPE = MROPE | {"partial_rotary_factor": 0.5}
 HYBRID = {"num_hidden_layers": 4, "head_dim": 16, "rope_parameters": HALF_MROPE}
 OWN = object()  # the family's own default stays
 
-EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)
-EXPERTS |= dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_top_k"), 2)
-EXPERTS |= dict.fromkeys(
-    ("n_group", "topk_group", "n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"), 1
-)
-WIDTHS = dict.fromkeys(
-    ("hidden_size", "intermediate_size", "intermediate_size_mlp", "ffn_hidden_size", "block_ff_dim"), 32
-)
-WIDTHS |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_intermediate_size"), 16)
-WIDTHS |= dict.fromkeys(("moe_shared_expert_intermediate_size", "share_expert_dim", "q_lora_rank", "kv_lora_rank"), 16)
-HEADS = dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "global_head_dim"), 8)
-HEADS |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "query_pre_attn_scalar"), 8)
-HEADS |= dict.fromkeys(("hidden_size_per_layer_input", "block_multiple_of"), 8)
-HEADS |= dict.fromkeys(("num_attention_heads", "num_heads", "linear_num_value_heads"), 4)
-HEADS |= dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "num_global_key_value_heads"), 2)
 TEXT: dict[str, Any] = {
-    **EXPERTS,
-    **WIDTHS,
-    **HEADS,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    **dict.fromkeys(
+        ("n_group", "topk_group", "n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"), 1
+    ),
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 32),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("num_attention_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads"), 2),
     "num_hidden_layers": 3,
     "max_position_embeddings": 2048,
     "initializer_range": 0.3,
+    "sliding_window": 40,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "sliding_window": 40,
     "num_kv_shared_layers": 0,
-    "additional_vocab_size": 0,
-    "attn_logit_softcapping": None,
     "tie_word_embeddings": False,
 }
 VISION: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "embed_dim", "intermediate_size", "d_model", "width", "projection_dim"), 16),
-    **dict.fromkeys(("num_hidden_layers", "depth", "layers"), 3),
-    **dict.fromkeys(("num_heads", "num_attention_heads", "num_key_value_heads", "heads"), 2),
-    **dict.fromkeys(("out_hidden_size", "output_hidden_size", "projection_dim_out", "image_size"), 32),
-    "position_embedding_size": 32,
+    **dict.fromkeys(("hidden_size", "intermediate_size", "projection_dim"), 16),
+    **dict.fromkeys(("num_hidden_layers", "depth"), 3),
+    **dict.fromkeys(("num_heads", "num_attention_heads"), 2),
+    **dict.fromkeys(("out_hidden_size", "image_size"), 32),
     "num_position_embeddings": 16,
     "patch_size": 8,
     "head_dim": 8,
     "initializer_range": 0.3,
     "vision_use_head": False,
-    "tie_word_embeddings": False,
 }
 
 
@@ -108,7 +93,6 @@ class Recipe:
     video: Any = None
     processor_class: str = ""
     image_class: str = ""
-    image_token_id: str = "image_token_id"
 
 
 def _qwen(**more: Any) -> Recipe:
@@ -148,16 +132,13 @@ def _glm(rope: Values = MROPE, **more: Any) -> Recipe:
     )
 
 
-def _pixtral(**more: Any) -> Recipe:
-    """Pixtral's patches, merged by two."""
-    return Recipe(
-        image={"size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
-        processor={"patch_size": 8, "spatial_merge_size": 2},
-        **{"vision": {"head_dim": 8, "image_size": 64}, **more},
-    )
-
-
 PINPOINTS = [[32, 32], [32, 64], [64, 32], [64, 64]]
+GEMMA4 = {
+    name: VISION[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim", "patch_size")
+}
+GEMMA4 |= {"num_attention_heads": 2, "num_key_value_heads": 2, "pooling_kernel_size": 2, "position_embedding_size": 64}
+PERCEIVER = {"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 2}
+PERCEIVER |= {"resampler_head_dim": 8, "num_key_value_heads": 1}
 READ: dict[str, Recipe] = {
     "llava_onevision": Recipe(
         image={"size": SQUARE, "image_grid_pinpoints": PINPOINTS},
@@ -165,7 +146,11 @@ READ: dict[str, Recipe] = {
         top={"image_grid_pinpoints": PINPOINTS},
         ids={"video_token_id": "<video>"},
     ),
-    "mistral3": _pixtral(),
+    "mistral3": Recipe(
+        image={"size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
+        processor={"patch_size": 8, "spatial_merge_size": 2},
+        vision={"head_dim": 8, "image_size": 64},
+    ),
     "vipllava": Recipe(
         image={"size": SQUARE, "crop_size": SQUARE},
         processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
@@ -187,22 +172,7 @@ READ: dict[str, Recipe] = {
         named={"image_token": "<|image|>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
         text={"num_hidden_layers": 6, "per_layer_config": OWN, "global_head_dim": OWN},
         ids={"boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
-        parts={
-            "vision_config": (
-                "gemma4_vision",
-                {
-                    "hidden_size": 16,
-                    "intermediate_size": 16,
-                    "num_hidden_layers": 3,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "head_dim": 8,
-                    "patch_size": 8,
-                    "pooling_kernel_size": 2,
-                    "position_embedding_size": 64,
-                },
-            )
-        },
+        parts={"vision_config": ("gemma4_vision", GEMMA4)},
     ),
     "aya_vision": Recipe(
         image={"size": SQUARE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
@@ -220,19 +190,7 @@ READ: dict[str, Recipe] = {
         processor={"image_seq_len": 4},
         named={"image_token": "<image>", "image_boundary_token": "<fake_token_around_image>"},
         marks=("<end_of_utterance>",),
-        parts={
-            "perceiver_config": (
-                "idefics2_perceiver",
-                {
-                    "hidden_size": 32,
-                    "resampler_n_latents": 4,
-                    "resampler_depth": 1,
-                    "resampler_n_heads": 2,
-                    "resampler_head_dim": 8,
-                    "num_key_value_heads": 1,
-                },
-            )
-        },
+        parts={"perceiver_config": ("idefics2_perceiver", PERCEIVER)},
     ),
     "deepseek_vl": Recipe(
         image={"size": SQUARE}, processor={"num_image_tokens": 16}, named={"image_token": "<image_placeholder>"}
@@ -279,28 +237,11 @@ def build(name: str, seed: int = 0) -> Pieces:
     placeholder = recipe.placeholder or processor.image_token
     processor.chat_template = CHAT.replace("IMAGE", recipe.around % placeholder)
     token = getattr(processor, "image_token_id", None)
-    ids = {recipe.image_token_id: processor.tokenizer.convert_tokens_to_ids(placeholder) if token is None else token}
+    ids = {"image_token_id": processor.tokenizer.convert_tokens_to_ids(placeholder) if token is None else token}
     ids |= {key: processor.tokenizer.convert_tokens_to_ids(value if isinstance(value, str) else list(value))
-            for key, value in recipe.ids.items() if value is not None}  # fmt: skip
+            for key, value in recipe.ids.items()}  # fmt: skip
     config = _config(name, recipe, len(processor.tokenizer), ids)
-    config._attn_implementation = "sdpa"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(config).eval().float()
-        with torch.no_grad():
-            for part, weight in model.named_parameters():
-                revived(part, weight)
-    return revive_head(model, config, processor)
-
-
-def revive_head(model: Any, config: Any, processor: Any) -> Pieces:
-    """A head that never says a placeholder, and the ends of the made-up tokenizers."""
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
-    head = model.get_output_embeddings()
-    silent = {0, 1, getattr(config, "image_token_id", None) or 0}
-    with torch.no_grad():
-        head.weight[[token for token in silent if token < len(head.weight)]] = 0
-    return Pieces(model, processor)
+    return build_family(AutoModelForImageTextToText.from_config, config, processor, seed=seed)
 
 
 def _config(name: str, recipe: Recipe, vocabulary: int, ids: Values) -> Any:
@@ -312,7 +253,7 @@ def _config(name: str, recipe: Recipe, vocabulary: int, ids: Values) -> Any:
         found = getattr(base, part, None)
         if part in recipe.parts:
             kind, values = recipe.parts[part]
-            parts[part] = (CONFIG_MAPPING[kind] if kind else type(found))(**values)
+            parts[part] = CONFIG_MAPPING[kind](**values)
         elif found is not None and (found is text or "text" in part or part == "language_config"):
             parts[part] = _small(found, rules, recipe.text)
         elif found is not None and "vision" in part:
@@ -336,7 +277,7 @@ def _processor(name: str, recipe: Recipe) -> Any:
     given = dict(recipe.processor)
     names: Any = IMAGE_PROCESSOR_MAPPING_NAMES.get(name) or {}
     image = recipe.image_class or names.get("pil") or names.get("torchvision")
-    with _image_and_words():
+    with image_part_alone():
         parts = {
             "image_processor": getattr(hf, image)(**recipe.image),
             "tokenizer": _tokenizer(kind, recipe),
@@ -358,20 +299,4 @@ def _tokenizer(kind: Any, recipe: Recipe) -> Any:
     asked |= set(re.findall(r"tokenizer,\s*[\"'](\w+?_token)[\"']", source))
     asked -= {"pad_token", "eos_token", "bos_token", "unk_token", "sep_token", "cls_token"}
     named = dict(recipe.named) | {name: f"<|{name}|>" for name in sorted(asked - recipe.named.keys())}
-    return bpe(*_unique([*literals, *recipe.marks, *named.values()]), byte_level=True, **named)
-
-
-def _unique(tokens: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(tokens))
-
-
-@contextmanager
-def _image_and_words():  # type: ignore[no-untyped-def]
-    """Lets a processor be built without its video and audio parts; image processor and tokenizer are checked."""
-    check: Callable[..., Any] = ProcessorMixin.check_argument_for_proper_class
-
-    def lenient(self: Any, name: str, argument: Any) -> Any:
-        return check(self, name, argument) if name in ("image_processor", "tokenizer") else None
-
-    with mock.patch.object(ProcessorMixin, "check_argument_for_proper_class", lenient):
-        yield
+    return bpe(*dict.fromkeys([*literals, *recipe.marks, *named.values()]), byte_level=True, **named)
