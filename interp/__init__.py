@@ -16,7 +16,6 @@ Attention
     record_attention, Queries, paused   segment masses and attention maps while the model runs
     image_share, normalised             share of attention on the picture; other normalisations
     weights_of, patch_map, word_masses  one map, averaged; laid over the picture; summed by word
-    head_patterns                       where chosen heads look, over image patches and words
     check_recorder                      does the recorder agree with eager attention on this model?
 
 Self-check
@@ -24,10 +23,9 @@ Self-check
 
 Interventions
     knockout              cuts attention edges between segments
-    knockout_effect, knockout_by_window, knockout_by_head   what that does to the margin: in all layers, by window, head
+    knockout_effect       what that does to the margin: in all layers, by window, by head
     edit_residual, edit_activations   changes hidden states; what attention, MLPs or heads compute
-    part_effects, part_attribution, Part   what every head and MLP does to the margin: exactly, and from gradients
-    part_set_effects      what sets of them do together
+    part_effects, Part    what every head and MLP does to the margin
     patch, misaligned     activation patching between pairs of prompts: of the residual stream, attention, MLPs, heads;
                           why a pair cannot be patched
 
@@ -36,15 +34,14 @@ Reading hidden states
     logit_lens            the Yes/No margin and the likeliest tokens at every layer
     probe, Probe          how well a linear probe reads a label, on held-out groups
     fit_direction, Direction              a direction for a label, with its held-out accuracy
-    project, projections, cosines         projections on a direction; at every layer; cosines of all pairs
+    project               projections on a direction
     save_directions, load_directions             directions in a safetensors file
 
 Attribution and figures
-    direct_logit_attribution   what each head, MLP and embedding writes into the margin; ranks heads
-    integrated_gradients, pixel_map       gradients of the margin; summed by image token
+    direct_logit_attribution   what each head and MLP writes into the margin; ranks heads
     occlude_image, occlude_words          the margin without a region, without a word
     grey_out              a prompt with parts of its picture painted over
-    image_overlay, text_heat, head_grid, layer_groups   matplotlib figures of all of these
+    image_overlay, word_bars, heat_grid, layer_groups   matplotlib figures of all of these
 """
 
 # ruff: noqa: F401  the imports below are those that __getattr__ makes, when a name is first used
@@ -59,32 +56,28 @@ if TYPE_CHECKING:
     from interp.attention.tables import image_share, normalised, patch_map, weights_of, word_masses
     from interp.checkpoints.config import ModelConfig
     from interp.errors import UserError
-    from interp.figures.attention import head_grid, image_overlay, layer_groups, text_heat
+    from interp.figures.attention import heat_grid, image_overlay, layer_groups, word_bars
     from interp.generation import Generation
     from interp.hooks.forward import paused
-    from interp.hooks.residual import edit_residual, residuals
-    from interp.hooks.sublayers import activations, edit_activations
+    from interp.hooks.residual import activations, edit_activations, edit_residual, residuals
     from interp.loading import load
     from interp.margin import Metric
     from interp.output_head import float32_head, native_head
     from interp.prompt import Prompt
     from interp.segments import segment
     from interp.selfcheck import SelfCheck, prove
-    from interp.tools.attribution import grey_out, integrated_gradients, occlude_image, occlude_words, pixel_map
+    from interp.tools.attribution import grey_out, occlude_image, occlude_words
     from interp.tools.directions import (
         Direction,
-        cosines,
         fit_direction,
         load_directions,
         project,
-        projections,
         save_directions,
     )
-    from interp.tools.head_patterns import head_patterns
-    from interp.tools.knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect
+    from interp.tools.knockout import knockout, knockout_effect
     from interp.tools.lens import logit_lens
     from interp.tools.logit_attribution import direct_logit_attribution
-    from interp.tools.part_effects import Part, part_attribution, part_effects, part_set_effects
+    from interp.tools.part_effects import Part, part_effects
     from interp.tools.patching import misaligned, patch
     from interp.tools.probes import Probe, probe
     from interp.vlm import VLM, logit_difference

@@ -57,7 +57,7 @@ class Encoder:
         self.refused: Mapping[str, str] = {}
         self.thinking: Mapping[str, str] | None = None
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
-        self.prefill_cache: Any = None  # an interp.speed.prefill_cache.PrefillCache
+        self.prefill_cache: Any = None  # an interp.prefill_cache.PrefillCache
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"  # generate() continues from the last column
         if self.tokenizer.pad_token is None:

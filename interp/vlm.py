@@ -41,7 +41,7 @@ class VLM(Encoder):
     prompts (``interp.batching``). ``refused`` are tools that a proof refuses, with the reason. ``thinking`` are the
     marks of a thought, if they are not known (``interp.thoughts``). ``verdict`` says where an answer without a thought
     has its verdict: its first token, or the last Yes or No (``"last"``). ``prefill_cache`` is set by a study whose
-    methods ask the same prompts (``interp.speed.prefill_cache``); None: ``generate`` reads all prompts. ``metric`` is
+    methods ask the same prompts (``interp.prefill_cache``); None: ``generate`` reads all prompts. ``metric`` is
     what tools measure if they are given nothing else; None: the Yes/No margin.
 
     Raises:

@@ -19,7 +19,7 @@ from interp.families import PER_TOKEN
 from interp.generation import Generation, cache_in, with_cache
 from interp.margin import uncut_scores
 from interp.output_head import float32_head
-from interp.speed.prefill_cache import altered
+from interp.prefill_cache import altered
 from mitigation.method import abilities
 from mitigation.wrappers import WrappedVLM
 

@@ -47,7 +47,7 @@ class VCD(Contrast):
     a separate forward at each step; on a CPU, after the first step, only where more than one token passes the cutoff.
     ``auto``: sequential for answers of at most ``SHORT`` tokens, and for families whose processor joins no rows;
     paired for longer answers. Short answers gain little from a pair, and a sequential branch can share prefills with
-    other methods (``interp.speed.prefill_cache``).
+    other methods (``interp.prefill_cache``).
     """
 
     noise_step: int = 500

@@ -40,7 +40,7 @@ from mitigation.steps import shared_steps
 
 if TYPE_CHECKING:
     from experiments.api.config import ApiConfig
-    from interp.speed.prefill_cache import PrefillCache
+    from interp.prefill_cache import PrefillCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
@@ -112,7 +112,7 @@ class Answering:
         """Record the answers of all ``arms`` to ``samples``; skip recorded ones that did not fail in transport.
 
         All arms answer a batch before the next one, so that what they ask alike is computed once
-        (``interp.speed.prefill_cache``). A case whose content changed is asked again. A case with another description
+        (``interp.prefill_cache``). A case whose content changed is asked again. A case with another description
         only (cluster, subset, pair) keeps its answer.
 
         Args:
@@ -202,7 +202,7 @@ class Answering:
     @cached_property
     def prefills(self) -> "PrefillCache":
         """The prompts' prefills that the arms of a batch share."""
-        from interp.speed.prefill_cache import PrefillCache
+        from interp.prefill_cache import PrefillCache
 
         return PrefillCache()
 

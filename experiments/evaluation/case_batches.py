@@ -51,7 +51,7 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
 def by_prefill(arms: Mapping[str, Any]) -> list[str]:
     """Return the names of ``arms``. Arms that read the same prompts follow each other.
 
-    So what one has read is needed by the next one, or not again (``interp.speed.prefill_cache``). Two methods read the
+    So what one has read is needed by the next one, or not again (``interp.prefill_cache``). Two methods read the
     same prompts if their class and settings are the same, but for the settings ``OF_SCORES``.
     """
     groups: dict[str, list[str]] = {}

@@ -122,16 +122,12 @@ def weights_of(
     Raises:
         UserError: a layer or head that is not in the map.
     """
-    places = {layer: i for i, layer in enumerate(attention.layers)}
-    known_heads = range(attention.weights.shape[1])
-    unknown = [layer for layer in layers or () if layer not in places]
-    if unknown:
-        raise UserError(f"no layer {unknown[0]} in this map; known: {', '.join(map(str, attention.layers))}")
-    unknown = [head for head in heads or () if head not in known_heads]
-    if unknown:
-        raise UserError(f"no head {unknown[0]} in this map; known: 0 to {len(known_heads) - 1}")
-    batch = attention.weights[[places[layer] for layer in (attention.layers if layers is None else layers)]]
-    return batch[:, list(known_heads if heads is None else heads)].mean((0, 1))
+    every, all_heads = attention.layers, range(attention.weights.shape[1])
+    for name, chosen, there in (("layer", layers, every), ("head", heads, all_heads)):
+        if unknown := [number for number in chosen or () if number not in there]:
+            raise UserError(f"no {name} {unknown[0]} in this map; known: {', '.join(map(str, there))}")
+    by_layer = attention.weights[[every.index(layer) for layer in (every if layers is None else layers)]]
+    return by_layer[:, list(all_heads if heads is None else heads)].mean((0, 1))
 
 
 def patch_map(weights: Float[Tensor, " column"], grid: PatchGrid) -> Float[Tensor, "height width"]:

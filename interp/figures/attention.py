@@ -1,9 +1,8 @@
 """Matplotlib figures of attention and attribution: over the picture, the words, and the layers and heads.
 
 Figures are 600 px wide, or as wide as a column of a paper (``COLUMN``). Panels of one figure share a colour scale,
-which is labelled with its unit. All colours are safe for colour-blind readers. Shares are in viridis, or in white to
-blue behind words. Signed values are in purple to orange, and curves in Okabe and Ito's palette with markers. Functions
-return a ``Figure``; they neither save it nor touch pyplot's global state.
+which is labelled with its unit. All colours are safe for colour-blind readers. Shares are in viridis, signed values in
+purple to orange. Functions return a ``Figure``; they neither save it nor touch pyplot's global state.
 """
 
 import math
@@ -12,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -39,21 +39,13 @@ COLUMN = Size(3.25, 8.0, 7.0)  # of a paper in two columns
 WIDTH, TEXT, LABEL = SCREEN
 TITLE_LINES = 4  # of a panel
 MARGIN = 0.2  # inches beside a title
-OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+BLUE = "#0072B2"
 GREY = "#bdbdbd"
-FIXED = "monospace"
-MONOSPACE = 0.602  # width of a DejaVu Sans Mono character / font size
 LETTER = 0.6  # width of a digit, an escape or most letters of DejaVu Sans / font size; those of a sentence are narrower
 
+NOTHING = "nothing to draw; a figure shows at least one value; check the selection"
 ATTENTION = "share of attention (%)"
 ATTRIBUTION = "attribution to logit(Yes) − logit(No); above 0 speaks for Yes"
-
-
-class Words(NamedTuple):
-    """Words in reading order, with one value each."""
-
-    words: Sequence[str]
-    values: Sequence[float]
 
 
 def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:
@@ -108,73 +100,75 @@ def image_overlay(
     return figure
 
 
-def text_heat(
-    texts: Mapping[str, Words],
-    *,
-    unit: str = ATTENTION,
-    signed: bool = False,
-    title: str = "",
-    size: Size = SCREEN,
+def word_bars(
+    texts: Mapping[str, pd.DataFrame], *, unit: str = ATTENTION, title: str = "", size: Size = SCREEN
 ) -> Figure:
-    """Draws each text under its name, with the background of every word coloured by its value, all on one scale.
+    """Draw a bar for each word of each text, in reading order from the top, all on one scale.
+
+    Args:
+        texts: panel title → table of words and their values (``word_masses``, ``occlude_words``).
 
     Raises:
-        UserError: as ``image_overlay``.
+        UserError: no words.
     """
-    scale = scale_of([np.asarray(text.values, dtype=float) for text in texts.values()], unit, signed, shares="Blues")
-    letters = int((size.width - 0.3) * 72 / (size.text * MONOSPACE))
-    lines = {name: _wrapped(text, letters) for name, text in texts.items()}
-    spacing = 1.75 * size.text / 72  # inches from line to line
-    count = sum(len(of_text) + 1.6 for of_text in lines.values())
-    height = count * spacing
-    figure = figure_of(height + 0.9, title, size)
-    axes = figure.add_subplot()
-    axes.set(xlim=(0, letters), ylim=(count, 0))
-    axes.set_axis_off()
-    line = 0.0
-    for name, of_text in lines.items():
-        axes.text(0, line + 0.5, name, fontsize=size.label, fontweight="bold", va="center")
-        for placed in of_text:
-            line += 1
-            _line(axes, placed, line, scale, size.text)
-        line += 1.6
-    colour_bar(figure, scale, [axes], size)
+    if not any(map(len, texts.values())):
+        raise UserError(NOTHING)
+    figure = figure_of(0.2 * max(map(len, texts.values())) + 1.2, title, size)
+    panels = figure.subplots(1, len(texts), sharex=True, squeeze=False)[0]
+    letters = int(size.width / len(texts) * 72 / size.label * 0.6)  # a word takes at most a third of its panel
+    for axes, (name, table) in zip(panels, texts.items(), strict=True):
+        words, values = (table.iloc[:, column] for column in (0, 1))
+        axes.barh(range(len(table)), values * _factor(unit), color=BLUE)
+        axes.set_yticks(range(len(table)), [cut(word, letters) for word in words])
+        axes.set_title(_in_lines(name, size.width / len(texts), size.label, TITLE_LINES), fontsize=size.label)
+        axes.invert_yaxis()
+        axes.tick_params(labelsize=size.label)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(_in_lines(unit, size.width, size.label), fontsize=size.label)
     return figure
 
 
-def head_grid(
-    grids: Mapping[str, Float[np.ndarray, "layer head"]],
+def heat_grid(
+    grids: Mapping[str, pd.DataFrame],
     *,
-    layers: Sequence[int] | None = None,
     unit: str = "share of attention on the image (%)",
     signed: bool = False,
     title: str = "",
     size: Size = SCREEN,
 ) -> Figure:
-    """Draws grids of layers (rows, the first on top) by heads (columns), side by side on one scale.
+    """Draw tables, such as layers by heads, side by side on one scale; a cell without a value is grey.
+
+    The names of index and columns are labels, as in ``patch(…).table.pivot(index="place", columns="layer",
+    values="effect")``.
 
     Raises:
-        UserError: grids of different shapes, or as ``image_overlay``.
+        UserError: tables of different shapes, or as ``image_overlay``.
     """
-    scale = scale_of(list(grids.values()), unit, signed)
-    shape = next(iter(grids.values())).shape
-    names = list(range(shape[0]) if layers is None else layers)
-    if any(grid.shape != (len(names), shape[1]) for grid in grids.values()):
+    scale = scale_of([np.nan_to_num(grid.to_numpy()) for grid in grids.values()], unit, signed)
+    first = next(iter(grids.values()))
+    if any(grid.shape != first.shape for grid in grids.values()):
         shapes = ", ".join(f"{name} {grid.shape}" for name, grid in grids.items())
-        raise UserError(f"grids of {shapes} for {len(names)} layers; they must be alike; plot them one by one")
+        raise UserError(f"grids of {shapes}; they must be alike; draw them one by one")
     columns = min(len(grids), 3)
     rows = math.ceil(len(grids) / columns)
-    side = min(size.width / columns, 4.0) * min(max(shape[0] / shape[1], 0.5), 1.2)
+    side = min(size.width / columns, 4.0) * min(max(first.shape[0] / first.shape[1], 0.5), 1.2)
     figure = figure_of(rows * (side + 0.5) + 0.9, title, size)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in panels.flat[len(grids) :]:
         axes.set_axis_off()
+    step = math.ceil(len(first) / 16)
     for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
-        draw_grid(axes, grid, scale, rows=names, size=size)
+        masked = np.ma.masked_invalid(grid.to_numpy() * scale.factor)
+        colours = scale.colours.with_extremes(bad=GREY)
+        axes.imshow(masked, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
+        axes.tick_params(labelsize=size.label)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.set_yticks(range(0, len(first), step), [legible(str(label)) for label in first.index[::step]])
         axes.set_title(name, fontsize=size.label)
-        axes.set_xlabel("head", fontsize=size.label)
+        axes.set_xlabel(first.columns.name, fontsize=size.label)
     for axes in panels[:, 0]:
-        axes.set_ylabel("layer", fontsize=size.label)
+        axes.set_ylabel(first.index.name, fontsize=size.label)
     colour_bar(figure, scale, list(panels.flat), size)
     return figure
 
@@ -192,10 +186,10 @@ def _factor(unit: str) -> float:
     return 100.0 if "%" in unit else 1.0
 
 
-def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str = "viridis") -> Scale:
+def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool) -> Scale:
     """A scale from 0 (if signed: from the negated maximum) to the largest absolute value."""
     if not any(some.size for some in values):
-        raise UserError("nothing to draw; a figure shows at least one value; check the selection")
+        raise UserError(NOTHING)
     factor = _factor(unit)
     top = max(float(np.abs(some).max()) for some in values if some.size) * factor or 1.0
     if not math.isfinite(top):
@@ -203,7 +197,7 @@ def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str 
     lowest = min(float(some.min()) for some in values if some.size)
     if lowest < 0 and not signed:
         raise UserError(f"a value of {lowest:.3g} on a scale that starts at 0; only shares fit it; pass signed=True")
-    return Scale(colormaps["PuOr_r" if signed else shares], Normalize(-top if signed else 0.0, top), factor, unit)
+    return Scale(colormaps["PuOr_r" if signed else "viridis"], Normalize(-top if signed else 0.0, top), factor, unit)
 
 
 def figure_of(height: float, title: str, size: Size = SCREEN) -> Figure:
@@ -231,25 +225,6 @@ def colour_bar(figure: Figure, scale: Scale, axes: list[Axes], size: Size = SCRE
     bar.ax.xaxis.set_major_locator(MaxNLocator(7))
 
 
-def draw_grid(
-    axes: Axes,
-    values: Float[np.ndarray, "row column"],
-    scale: Scale,
-    *,
-    rows: Sequence[int] | None = None,
-    size: Size = SCREEN,
-) -> None:
-    """Cells coloured by their values, grey where there is none; ``rows`` are the lines' names, of many not all."""
-    masked = np.ma.masked_invalid(values * scale.factor)
-    colours = scale.colours.with_extremes(bad=GREY)
-    axes.imshow(masked, cmap=colours, norm=scale.norm, aspect="auto", interpolation="nearest")
-    axes.tick_params(labelsize=size.label)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    if rows is not None:
-        step = math.ceil(len(rows) / 16)
-        axes.set_yticks(range(0, len(rows), step), [str(name) for name in rows[::step]])
-
-
 def _overlay(axes: Axes, picture: Image.Image, values: np.ndarray, box: Box, scale: Scale) -> None:
     left, top, right, bottom = box
     ratio = picture.height / picture.width
@@ -270,34 +245,3 @@ def _outlines(picture: Image.Image) -> Float[np.ndarray, "height width 4"]:
     strength = np.minimum(np.abs(contrast) / max(float(np.quantile(np.abs(contrast), 0.98)), 1e-3), 1)
     white = (contrast > 0).astype(float)
     return np.dstack([white, white, white, 0.8 * strength**1.5])
-
-
-def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
-    """Wraps words into lines of (column of the first character, word, value); truncates words longer than a line."""
-    lines: list[list[tuple[int, str, float]]] = [[]]
-    column = 0
-    for word, value in zip(text.words, text.values, strict=True):
-        readable = cut(word, letters, FIXED)
-        if column and column + width(readable) > letters:
-            lines.append([])
-            column = 0
-        lines[-1].append((column, readable, float(value)))
-        column += width(readable) + 1
-    return lines
-
-
-def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: Scale, points: float) -> None:
-    for column, word, value in words:
-        colour = scale.colours(scale.norm(value * scale.factor))
-        axes.text(
-            column + width(word) / 2, line + 0.5, word, ha="center", va="center", family=FIXED, fontsize=points,
-            color=readable_on(colour),
-            bbox={"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"},
-        )  # fmt: skip
-
-
-def readable_on(colour: tuple[float, ...]) -> str:
-    """Black or white, whichever has more contrast (WCAG 2's relative luminance)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "black" if luminance > 0.179 else "white"

@@ -6,17 +6,15 @@ warns on the terminal, a line a character.
 
 import io
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from matplotlib import font_manager
-from matplotlib.axis import Axis
 from matplotlib.backend_bases import get_registered_canvas_class
 from matplotlib.figure import Figure as PlainFigure
 from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter, FuncFormatter
 
 # Of the scripts that DejaVu lacks, as systems bring them; outlines alone, which every backend draws.
 FALLBACK = (
@@ -31,11 +29,15 @@ KEPT = "\n"  # what lays a text out
 
 
 class Figure(PlainFigure):
-    """A matplotlib figure whose words are all legible; nothing in them is read as mathematics."""
+    """A matplotlib figure whose words are all legible; nothing in them is read as mathematics.
+
+    Names at ticks are written again whenever a figure is drawn: pass them through ``legible`` or ``cut``.
+    """
 
     def draw(self, renderer: Any) -> None:
         """Draws it, after its words were given the fonts, or the escapes, that they need."""
-        for text in _texts(self):
+        for text in self.findobj(Text):
+            assert isinstance(text, Text)
             text.set_parse_math(False)
             names = text.get_fontfamily()
             text.set_fontfamily([*names, *(name for name in installed() if name not in names)])
@@ -63,8 +65,11 @@ def encoded(
 def legible(text: str, font: FontProperties | str = "sans-serif") -> str:
     r"""The text with what no font here can draw written as ``\u4e2d``; ``font`` comes before the fallback fonts."""
     properties = FontProperties(family=[font]) if isinstance(font, str) else font
-    drawable = _drawn(properties)
-    return "".join(one if one in KEPT or ord(one) in drawable else _escaped(one) for one in text)
+    style = (properties.get_style(), properties.get_weight(), properties.get_stretch())
+    drawable = _code_points((*properties.get_family(), *installed()), *style)
+    return "".join(
+        one if one in KEPT or ord(one) in drawable else one.encode("unicode_escape").decode("ascii") for one in text
+    )
 
 
 def width(text: str) -> int:
@@ -89,13 +94,6 @@ def installed() -> tuple[str, ...]:
     return tuple(name for name in FALLBACK if name in here)
 
 
-def _drawn(font: FontProperties) -> frozenset[int]:
-    families = font.get_family()
-    names = [families] if isinstance(families, str) else list(families)
-    style = (font.get_style(), font.get_weight(), font.get_stretch())
-    return _code_points((*names, *installed()), *style)
-
-
 @lru_cache(maxsize=64)
 def _code_points(names: Sequence[str], style: Any, weight: Any, stretch: Any) -> frozenset[int]:
     points: set[int] = set()
@@ -103,28 +101,3 @@ def _code_points(names: Sequence[str], style: Any, weight: Any, stretch: Any) ->
         path = font_manager.findfont(FontProperties(family=[name], style=style, weight=weight, stretch=stretch))
         points |= font_manager.get_font(path).get_charmap().keys()
     return frozenset(points)
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
-
-
-class _Legible(FuncFormatter):
-    """Names at ticks, which are written again whenever a figure is drawn, as ``legible`` writes them."""
-
-    def __init__(self, names: FuncFormatter | FixedFormatter) -> None:
-        super().__init__(lambda value, place: legible(names(value, place)))
-
-
-def _texts(figure: PlainFigure) -> Iterator[Text]:
-    """All texts but for numbers at ticks."""
-    numbers: set[Any] = set()
-    for axis in figure.findobj(Axis):
-        assert isinstance(axis, Axis)
-        names = axis.get_major_formatter()
-        if not isinstance(names, FuncFormatter | FixedFormatter):
-            numbers |= set(axis.get_ticklabels())
-        elif not isinstance(names, _Legible):
-            axis.set_major_formatter(_Legible(names))
-            axis.get_ticklabels()  # makes them
-    return (text for text in figure.findobj(Text) if isinstance(text, Text) and text not in numbers)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from einops import einsum, rearrange, repeat
+from einops import einsum, repeat
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -93,13 +93,12 @@ class AttentionCall:
         """The same call with logits ``added`` at the queries ``places``, in memory only for these queries."""
         return replace(self, raised=(*self.raised, Raised(places, added)))
 
-    def scores(self) -> Float[Tensor, "row head query key"]:
-        """Attention logits in float32, scaled and soft-capped, before the mask. Memory as for ``rows``."""
-        groups = self.key.shape[1]
-        query = rearrange(self.query.float(), "row (group n) query dim -> row group n query dim", group=groups)
-        pattern = "row group n query dim, row group key dim -> row group n query key"
-        scores = rearrange(einsum(query, self.key.float(), pattern), "row group n query key -> row (group n) query key")
-        scores = scores * self.scaling
+    def scores(self, where: slice = slice(None)) -> Float[Tensor, "row head query key"]:
+        """Logits of the queries ``where`` in float32, scaled and soft-capped, without the mask; large as ``rows``."""
+        shape = self.key.shape[1], self.query.shape[1] // self.key.shape[1]  # groups, heads of each
+        query = self.query[:, :, where].float()
+        scores = query.unflatten(1, shape).flatten(2, 3) @ self.key.float().transpose(2, 3)
+        scores = (scores * self.scaling).unflatten(2, (shape[1], query.shape[2])).flatten(1, 2)
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def rows(self) -> Float[Tensor, "row head query key"]:
@@ -130,12 +129,7 @@ class AttentionCall:
         self, where: slice, bias: Float[Tensor, "#row #head query key"] | None
     ) -> Float[Tensor, "row head query key"]:
         """``at(where).rows()`` for a ``bias`` that is at hand, in a third of the kernels; nothing may be raised."""
-        shape = self.key.shape[1], self.query.shape[1] // self.key.shape[1]  # groups, heads of each
-        query = self.query[:, :, where].float()
-        scores = query.unflatten(1, shape).flatten(2, 3) @ self.key.float().transpose(2, 3)
-        scores = (scores * self.scaling).unflatten(2, (shape[1], query.shape[2])).flatten(1, 2)
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = self.scores(where)
         return (scores if bias is None else scores + bias).softmax(-1)
 
     def weighted(self, value: Float[Tensor, " row #group key dim"]) -> Float[Tensor, "row query head dim"]:

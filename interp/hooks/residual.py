@@ -1,8 +1,17 @@
-"""Reads and edits the residual stream of the language model, by layer and place.
+"""Reads and edits what the language model computes, by layer and place: the residual stream and what is added to it.
 
-*Layer* l is an index into ``hidden_states``. 0 is the input of the first decoder layer: the embeddings, with the image
-features inserted. l is the output of decoder layer l − 1, up to L, the number of decoder layers. All are before the
-final norm. (``interp.attention.record`` and ``interp.tools.knockout`` number the decoder layers instead, 0 to L − 1.)
+*What* is one of
+
+``residual``   the residual stream. *Layer* l is an index into ``hidden_states``. 0 is the input of the first decoder
+               layer: the embeddings, with the image features inserted. l is the output of decoder layer l − 1, up to L,
+               the number of decoder layers. All are before the final norm.
+``attention``  what a decoder layer's attention adds to the residual stream, [row column width];
+``mlp``        what its MLP adds, [row column width];
+``head``       each head's output, before the map that adds up the heads, [row column head dim].
+
+The last three are numbered by decoder layer, 0 to L − 1, as in ``interp.attention.record`` and
+``interp.tools.knockout``. A norm behind the sublayer (Gemma 2 and 3) belongs to what it adds. Layers that have only
+cross-attention (Llama 3.2 Vision) are left out; residual layers show their effect.
 
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
 answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
@@ -14,7 +23,8 @@ number, a word's columns are found by a function (``Place``).
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -26,10 +36,13 @@ from interp.errors import UserError
 from interp.hooks.forward import Follower, follow
 from interp.hooks.state_memory import memory_for
 from interp.margin import unread
+from interp.prompt import Prompt, listed
 from interp.segments import PART, SEGMENTS, Finder, Segments
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
+    from interp.vlm import VLM
+
+What = Literal["residual", "attention", "mlp", "head"]
 
 PLACES = ("verdict", "image", "user", "template", "sink", "last_image", "last_user")
 """The places to read by default. ``system`` can be read too, for prompts with a system text."""
@@ -48,8 +61,7 @@ EDITABLE = (*READABLE, "generated", "all")
 class Activations:
     """Activations of each prompt, averaged over the columns of a place; NaN if a prompt has no such place.
 
-    ``what`` is as in ``interp.hooks.sublayers.activations``: "residual" (hidden states), "attention", "mlp"
-    [place layer row width] or "head" [place layer row head dim]. ``keys`` are the prompts' keys.
+    Of heads ``values`` is [place layer row head dim]. ``keys`` are the prompts' keys.
     """
 
     values: Float[Tensor, "place layer row *width"]  # float32, on the CPU
@@ -74,7 +86,7 @@ Residuals = Activations
 class LayerStates:
     """The hidden states of one layer in one forward: columns from ``start`` on (only the newest while decoding).
 
-    Of heads (``interp.hooks.sublayers``) ``hidden`` is [row column head dim].
+    Of heads ``hidden`` is [row column head dim].
     """
 
     layer: int
@@ -125,58 +137,59 @@ Edit = Callable[[LayerStates], Tensor | None]
 
 def residuals(
     vlm: "VLM",
-    prompts: "Sequence[Prompt]",
+    prompts: Prompt | Sequence[Prompt],
     *,
     places: Sequence[Place] = ("verdict",),
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> Residuals:
-    """The residual stream of each prompt at ``layers`` (default: 0 to L), with one forward per batch.
+    """The residual stream of each prompt at ``layers`` (default: 0 to L), as ``activations`` reads it.
 
-    Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the
-    most prompts at once, None for the rule of ``vlm.batches``. Where a memory of these
-    prompts is open (``interp.hooks.state_memory``), what it holds is not read again.
+    Where a memory of these prompts is open (``interp.hooks.state_memory``), what it holds is not read again.
+
+    Raises:
+        UserError: as ``activations``.
+    """
+    vlm.require("residuals")
+    prompts, layers = listed(prompts), layers_of(vlm, "residual", layers)
+    check_places(vlm, places, READABLE)
+    read = partial(activations, vlm, batch_size=batch_size)
+    names = [(place, layer) for place in places for layer in layers]
+
+    def cells(chosen: Sequence[Prompt], wanted: Sequence[Hashable]) -> dict[Hashable, Tensor]:
+        missing = [name for name in names if name in wanted]
+        there = list(dict.fromkeys(place for place, _ in missing)), sorted({layer for _, layer in missing})
+        states = read(chosen, places=there[0], layers=there[1])
+        return {name: states.at(*name) for name in missing}
+
+    memory = memory_for(vlm, prompts)
+    if memory is None:
+        return read(prompts, places=places, layers=layers)
+    values = rearrange(
+        memory.rows(prompts, names, cells), "(place layer) row width -> place layer row width", place=len(places)
+    )
+    return Residuals(values, tuple(places), layers, keys=tuple(prompt.key for prompt in prompts))
+
+
+def activations(
+    vlm: "VLM",
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    what: str = "residual",
+    places: Sequence[Place] = ("verdict",),
+    layers: Sequence[int] | None = None,
+    batch_size: int | None = None,
+) -> Activations:
+    """``what`` of each prompt at ``layers`` (default: all), averaged over ``places``, with one forward per batch.
+
+    Only the means are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the most prompts at
+    once, None for the rule of ``vlm.batches``.
 
     Raises:
         UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.
     """
-    vlm.require("residuals")
-    layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
+    prompts, layers = listed(prompts), layers_of(vlm, what, layers)
     check_places(vlm, places, READABLE)
-
-    def read(chosen: "Sequence[Prompt]", places: Sequence[Place], layers: Sequence[int]) -> Residuals:
-        return read_states(vlm, chosen, "residual", edit_residual, places=places, layers=layers, batch_size=batch_size)
-
-    memory = memory_for(vlm, prompts)
-    if memory is None:
-        return read(prompts, places, layers)
-
-    def cells(chosen: "Sequence[Prompt]", wanted: "Sequence[Hashable]") -> dict[Hashable, Tensor]:
-        missing = [cell for cell in cells_asked if cell in wanted]
-        states = read(
-            chosen, list(dict.fromkeys(place for place, _ in missing)), sorted({layer for _, layer in missing})
-        )
-        return {cell: states.at(*cell) for cell in missing}
-
-    cells_asked = [(place, layer) for place in places for layer in layers]
-    rows = memory.rows(prompts, cells_asked, cells)
-    if rows is None:
-        return read(prompts, places, layers)
-    values = rearrange(rows, "(place layer) row width -> place layer row width", place=len(places))
-    return Residuals(values, tuple(places), tuple(layers), keys=tuple(prompt.key for prompt in prompts))
-
-
-def read_states(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    what: str,
-    edit_states: "Callable[..., AbstractContextManager[None]]",
-    *,
-    places: Sequence[Place],
-    layers: Sequence[int],
-    batch_size: int | None,
-) -> Activations:
-    """What an observer in ``edit_states`` (``edit_residual`` or its like) sees at ``places`` and ``layers``."""
 
     def read(indices: list[int]) -> Float[Tensor, "row place layer *width"]:
         states: dict[int, Tensor] = {}
@@ -184,7 +197,7 @@ def read_states(
         def keep(here: LayerStates) -> None:
             states[here.layer] = torch.stack([here.mean(place) for place in places], dim=1)
 
-        with edit_states(vlm, keep, layers=layers):
+        with edit_activations(vlm, keep, what=what, layers=layers):
             vlm.score([prompts[index] for index in indices], metric=unread)
         return torch.stack(to_host([states[layer] for layer in layers]), dim=2)
 
@@ -192,37 +205,125 @@ def read_states(
         vlm.batches.measured(prompts, read, batch_size=batch_size),
         "row place layer ... -> place layer row ...",
     )
-    return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
+    return Activations(values, tuple(places), layers, what, tuple(prompt.key for prompt in prompts))
+
+
+def edit_residual(
+    vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Segments | None = None
+) -> AbstractContextManager[None]:
+    """Call ``edit`` on the hidden states of ``layers`` while open (``edit_activations``)."""
+    return edit_activations(vlm, edit, what="residual", layers=layers, segments=segments)
 
 
 @contextmanager
-def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
-    """Calls ``edit`` on the hidden states of ``layers`` in every forward of ``vlm`` while open, decoding included.
+def edit_activations(
+    vlm: "VLM", edit: Edit, *, what: str, layers: Sequence[int] | None = None, segments: Segments | None = None
+) -> Iterator[None]:
+    """Call ``edit`` on ``what`` at ``layers`` in every forward of ``vlm`` while open, decoding included.
 
     An edit that returns None only observes. ``segments`` belong to inputs encoded before the block
     (``interp.segments.segment``); an edit that never calls ``where`` needs none. Blocks nest: the inner edit sees what
-    the outer one returned. ``knockout`` and ``record_attention`` may be open too.
+    the outer one returned. ``knockout`` and ``record_attention`` may be open too. For heads, ``here.hidden`` is
+    [row column head dim]: ``here.hidden * keep[:, None]`` with ``keep`` [head] switches heads off.
 
     Raises:
         UserError: no layers, an unknown layer, an edit that returns another shape, or a decoder that runs outside a
             forward of the whole model.
     """
-    last = last_layer(vlm)
-    unknown = [layer for layer in layers if not 0 <= layer <= last]
-    if unknown or not layers:
-        named = f"layer {unknown[0]}" if unknown else "layers"
-        raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
-    sight = Watch(vlm)
-    decoder = vlm.module_map.module(vlm.model, "layers")
+    layers, sight = layers_of(vlm, what, layers), Watch(vlm)
     with ExitStack() as stack:
         stack.enter_context(follow(sight, segments))
         for layer in sorted(set(layers)):
-            hook = StateHook(layer, edit, sight)
-            if layer == 0:
-                stack.callback(decoder[0].register_forward_pre_hook(hook.entering, with_kwargs=True).remove)
-            else:
-                stack.callback(decoder[layer - 1].register_forward_hook(hook.leaving).remove)
+            stack.callback(_hook(vlm, what, layer, partial(_edited, layer, edit, sight)).remove)
         yield
+
+
+def _hook(vlm: "VLM", what: str, layer: int, edited: Callable[[Tensor], Tensor]) -> Any:
+    """Put ``edited`` where the model computes ``what`` of a layer; the handle removes it."""
+
+    def entering(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": change(kwargs["hidden_states"])}
+
+    def leaving(module: Any, args: Any, output: Any) -> Any:
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+    def apart(states: Tensor) -> Tensor:
+        return edited(states.unflatten(-1, (vlm.module_map.heads(layer), -1))).flatten(-2)
+
+    change = apart if what == "head" else edited
+    if what != "residual":
+        module = _modules(vlm, what)[layer]
+    else:
+        decoder = vlm.module_map.module(vlm.model, "layers")
+        module = decoder[max(layer - 1, 0)]
+    if what == "head" or (what == "residual" and layer == 0):
+        return module.register_forward_pre_hook(entering, with_kwargs=True)
+    return module.register_forward_hook(leaving)
+
+
+def _edited(layer: int, edit: Edit, sight: "Watch", hidden: Tensor) -> Tensor:
+    """Return what ``edit`` makes of the states of one layer."""
+    if not sight.running:
+        sight.current(EDIT)  # raises
+    if hidden.ndim == 2:  # a mixture of experts that has put rows and columns into one axis
+        return _edited(layer, edit, sight, hidden.unflatten(0, (sight.rows, -1))).flatten(0, 1)
+    edited = edit(LayerStates(layer, hidden, sight.start, sight))
+    if edited is None:
+        return hidden
+    if edited.shape != hidden.shape:
+        raise UserError(
+            f"an edit at layer {layer} gave {tuple(edited.shape)} for hidden states of {tuple(hidden.shape)}; "
+            "the shape must stay; return a changed copy of here.hidden"
+        )
+    return edited.to(hidden)
+
+
+def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tuple[int, ...]:
+    """``layers``, by default all that have ``what``.
+
+    Raises:
+        UserError: an unknown ``what``, no layers, or a layer that has none.
+    """
+    if what not in get_args(What):
+        raise UserError(f"no activations {what!r}; known: {', '.join(get_args(What))}; choose among these")
+    numbers = range(last_layer(vlm) + 1) if what == "residual" else list(_modules(vlm, what))
+    if not numbers:
+        raise UserError(f"no layer of {vlm.name} has {what} outputs; patch what='residual' instead")
+    chosen = tuple(numbers if layers is None else layers)
+    unknown = [layer for layer in chosen if layer not in numbers]
+    if unknown or not chosen:
+        where = "in the residual stream" if what == "residual" else f"with {what} outputs"
+        named = f"layer {unknown[0]}" if unknown else "layers"
+        raise UserError(
+            f"no {named} {where} of {vlm.name}; there are {numbers[0]} to {numbers[-1]}; choose among these"
+        )
+    return chosen
+
+
+def _modules(vlm: "VLM", what: str) -> dict[int, Any]:
+    """Return the module of each decoder layer whose output (of heads: whose input) ``what`` is."""
+    if what == "head":
+        return vlm.module_map.head_sums(vlm.model)
+    return vlm.module_map.sublayers(vlm.model, "attention" if what == "attention" else "mlp")
+
+
+def head_count(vlm: "VLM", layers: Sequence[int] | None = None) -> int:
+    """Heads of each of the decoder layers ``layers`` (default: all with attention).
+
+    Raises:
+        UserError: they differ in number.
+    """
+    counts = {
+        vlm.module_map.heads(layer) for layer in (vlm.module_map.attentions(vlm.model) if layers is None else layers)
+    }
+    if len(counts) > 1:
+        raise UserError(
+            f"the layers of {vlm.name} have {' or '.join(map(str, sorted(counts)))} heads; name layers that have as "
+            "many heads as each other"
+        )
+    return counts.pop() if counts else 0
 
 
 def last_layer(vlm: "VLM") -> int:
@@ -240,47 +341,6 @@ class Watch(Follower):
         check_places(self.vlm, [region], EDITABLE)
         segments = (forward := self.current(EDIT)).batch.segments
         return forward.once(region, lambda: at_place(segments, region, start, start + columns))
-
-
-@dataclass(frozen=True)
-class StateHook:
-    """The hooks of one layer: replaces its hidden states by what the edit returns."""
-
-    layer: int
-    edit: Edit
-    sight: Watch
-
-    def entering(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs before the first decoder layer, on layer 0 of ``hidden_states``."""
-        if args:
-            return (self._edited(args[0]), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": self._edited(kwargs["hidden_states"])}
-
-    def leaving(self, module: Any, args: Any, output: Any) -> Any:
-        """Runs after a decoder layer or a sublayer, which returns a tensor or a tuple that starts with it."""
-        if isinstance(output, tuple):
-            return (self._edited(output[0]), *output[1:])
-        return self._edited(output)
-
-    def apart(self, heads: int, module: Any, args: tuple[Any, ...]) -> Any:
-        """Runs before the map that adds up the heads, on their outputs side by side."""
-        edited = self._edited(args[0].unflatten(-1, (heads, -1)))
-        return (edited.flatten(-2), *args[1:])
-
-    def _edited(self, hidden: Tensor) -> Tensor:
-        if not self.sight.running:
-            self.sight.current(EDIT)  # raises
-        if hidden.ndim == 2:  # a mixture of experts that has put rows and columns into one axis
-            return self._edited(hidden.unflatten(0, (self.sight.rows, -1))).flatten(0, 1)
-        edited = self.edit(LayerStates(self.layer, hidden, self.sight.start, self.sight))
-        if edited is None:
-            return hidden
-        if edited.shape != hidden.shape:
-            raise UserError(
-                f"an edit at layer {self.layer} gave {tuple(edited.shape)} for hidden states of {tuple(hidden.shape)}; "
-                "the shape must stay; return a changed copy of here.hidden"
-            )
-        return edited.to(hidden)
 
 
 def at_place(segments: Segments, region: Place, start: int, stop: int) -> Bool[Tensor, "row column"]:

@@ -27,20 +27,18 @@ if TYPE_CHECKING:
     Read = Callable[[Sequence[Prompt], Sequence[Hashable]], Mapping[Hashable, Tensor]]
     """What is wanted of some prompts, by its name: [row width]."""
 
-MEBIBYTE = 2**20
 _OPEN: ContextVar["StateMemory | None"] = ContextVar("state_memory", default=None)
 
 
 @dataclass
 class StateMemory:
-    """Rows of up to ``mib`` MiB in main memory for the prompts that ``prompts`` gives; what does not fit is not kept.
+    """Rows in main memory for the prompts that ``prompts`` gives.
 
     ``prompts`` is called whenever something is read, so that no picture is held in between.
     """
 
     vlm: "VLM"
     prompts: "Callable[[], Sequence[Prompt]]"
-    mib: int = 1024
     _known: dict[Hashable, Tensor] = field(default_factory=dict, repr=False)
 
     @contextmanager
@@ -66,17 +64,12 @@ class StateMemory:
             return False
         return all(_digest(prompt) in self._places for prompt in prompts)
 
-    def rows(self, prompts: "Sequence[Prompt]", wanted: Sequence[Hashable], read: "Read") -> Tensor | None:
-        """What is wanted of ``prompts``, [wanted row width]; None where it would not fit."""
-        missing = [one for one in wanted if one not in self._known]
-        held = sum(tensor.nbytes for tensor in self._known.values())
-        width = int(self.vlm.model.config.get_text_config().hidden_size)
-        if held + 4 * width * len(missing) * len(self) > self.mib * MEBIBYTE:
-            return None
-        if missing:
+    def rows(self, prompts: "Sequence[Prompt]", wanted: Sequence[Hashable], read: "Read") -> Tensor:
+        """What is wanted of ``prompts``, [wanted row width]."""
+        if missing := [name for name in wanted if name not in self._known]:
             self._known |= read(self.prompts(), missing)
-        places = [self._places[_digest(prompt)] for prompt in prompts]
-        return torch.stack([self._known[one][places] for one in wanted])
+        indices = [self._places[_digest(prompt)] for prompt in prompts]
+        return torch.stack([self._known[name][indices] for name in wanted])
 
 
 def memory_for(vlm: "VLM", prompts: "Sequence[Prompt]") -> StateMemory | None:

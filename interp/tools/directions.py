@@ -1,12 +1,11 @@
 """Directions in the residual stream that separate a yes-or-no property, with their accuracy on held-out cases.
 
 Difference of means (Marks and Tegmark 2023; Arditi et al. 2024, "Refusal in Language Models Is Mediated by a Single
-Direction"), logistic regression, or Fisher's discriminant. The best direction to *read* a property is not necessarily
-the best to *steer* it: the mean difference connects the two classes, while the other two also rotate away from other
-sources of variance.
+Direction"), or Fisher's discriminant. The best direction to *read* a property is not necessarily the best to *steer*
+it: the mean difference connects the two classes, while the discriminant also rotates away from other sources of
+variance.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from interp.errors import UserError
@@ -26,13 +23,10 @@ from interp.tools.held_out import FOLDS, columns_of, grouped_folds, raked
 from interp.tools.probes import discriminant
 
 if TYPE_CHECKING:
-    from interp.hooks.residual import Residuals
     from interp.vlm import VLM, Prompt
 
-Kind = Literal["mean_difference", "logistic", "discriminant"]
+Kind = Literal["mean_difference", "discriminant"]
 KIND = "directions"
-MASSIVE = 0.5  # share of a squared length in one dimension, above which cosines say little
-LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features; fixed, not tuned
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +50,6 @@ class Direction:
     n: int
     positives: int
     groups: int
-
-    @property
-    def largest_share(self) -> float:
-        """The share of the squared length in the largest dimension: near 1 if one dimension is massive."""
-        return float(self.vector.abs().max() ** 2 / (self.vector**2).sum())
 
 
 def fit_direction(
@@ -117,34 +106,6 @@ def project(hidden: Float[Tensor, "*any width"], direction: Direction) -> Float[
     return hidden.float() @ direction.vector.to(hidden.device)
 
 
-def projections(read: "Residuals", direction: Direction, *, position: str | None = None) -> Float[Tensor, "layer row"]:
-    """The projections at every layer of ``read``, at ``position`` (default: the direction's own)."""
-    where = direction.place if position is None else position
-    return torch.stack([project(read.at(where, layer), direction) for layer in read.layers])
-
-
-def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction direction"]:
-    """Return the cosines of all pairs. Between two random directions of width w they are about ± 1/√w.
-
-    That holds if no dimension is massive. Otherwise cosines are near ±1 for directions that mean nothing, and a warning
-    says so.
-
-    Raises:
-        UserError: no directions, or different widths.
-    """
-    widths = {direction.vector.numel() for direction in directions}
-    if len(widths) != 1:
-        raise UserError(f"directions of {len(widths)} widths; only those of one model have a cosine; give some")
-    if (most := max(direction.largest_share for direction in directions)) > MASSIVE:
-        warnings.warn(
-            f"{100 * most:.0f}% of a direction's squared length is in one dimension, so that cosines say little; fit "
-            "directions on standardised states, or leave that dimension out",
-            stacklevel=2,
-        )
-    stacked = torch.stack([direction.vector for direction in directions])
-    return stacked @ stacked.T
-
-
 def save_directions(
     path: Path, directions: Sequence[Direction], *, vlm: "VLM", learned_from: "Sequence[Prompt] | None" = None
 ) -> None:
@@ -176,9 +137,7 @@ def _fit(
     """A unit vector, and the threshold on the projection. Both classes have equal weight."""
     weights = raked(label.astype(int), nuisances)
     states, label, weights = states[weights > 0], label[weights > 0], weights[weights > 0]
-    if kind == "logistic":
-        vector, bias = _logistic(states, label, weights)
-    elif kind == "discriminant":
+    if kind == "discriminant":
         vectors, biases = discriminant(states, label.astype(int), weights)
         vector, bias = vectors[1] - vectors[0], float(biases[1] - biases[0])
     else:
@@ -191,13 +150,3 @@ def _fit(
             "the states of both classes are the same; there is no direction between them; read another layer"
         )
     return vector / length, -bias / length
-
-
-def _logistic(
-    states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
-) -> tuple[Float[np.ndarray, " width"], float]:
-    scaler = StandardScaler().fit(states)
-    model = LogisticRegression(C=LOGISTIC_STRENGTH, class_weight="balanced", max_iter=2000)
-    model.fit(scaler.transform(states), label, sample_weight=weights)
-    vector = model.coef_[0] / scaler.scale_
-    return vector, float(model.intercept_[0] - vector @ scaler.mean_)

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.hooks.residual import Place, place_name, residuals
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
@@ -22,7 +21,6 @@ from interp.scaling import after_head
 from interp.sequence_metric import SequenceMetric
 
 if TYPE_CHECKING:
-    from interp.figures.glyphs import Figure
     from interp.margin import Metric
     from interp.vlm import VLM
 
@@ -68,25 +66,6 @@ class LensResult:
             for row in range(self.margins.shape[2])
             for rank in range(self.tokens.shape[3])
         )
-
-    def plot(self, row: int = 0, title: str = "") -> "Figure":
-        """One prompt's likeliest tokens by layer: by position, or for a single position by rank; next to them its
-        margin.
-
-        Raises:
-            UserError: a prompt that was not read.
-        """
-        from interp.figures.effects import lens_figure
-
-        if not 0 <= row < self.margins.shape[2]:
-            raise UserError(f"row={row}: there are 0 to {self.margins.shape[2] - 1}; choose among these")
-        single = len(self.places) == 1
-        ranks, places = range(self.tokens.shape[3]), range(len(self.places))
-        cells = [(0, rank) for rank in ranks] if single else [(place, 0) for place in places]
-        words = [[self.word(place, layer, row, rank) for place, rank in cells] for layer in range(len(self.layers))]
-        shares = torch.stack([self.probabilities[place, :, row, rank] for place, rank in cells], dim=1).numpy()
-        margins = self.margins[0, :, row].numpy()
-        return lens_figure(words, shares, self.layers, self.places, margins, title=title)
 
 
 def logit_lens(

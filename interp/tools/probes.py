@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
@@ -37,9 +36,6 @@ class Probe:
     """
 
     classes: tuple[str, ...]
-    counts: tuple[int, ...]  # cases of each class
-    groups: int
-    accuracy: Float[np.ndarray, " layer"]
     balanced_accuracy: Float[np.ndarray, " layer"]
     control: Float[np.ndarray, " layer"]
     auroc: Float[np.ndarray, " layer"]
@@ -47,28 +43,6 @@ class Probe:
     predicted: Int[np.ndarray, "layer row"]
     score: Float[np.ndarray, "layer row"]
     reason: str | None = None
-
-    @property
-    def n(self) -> int:
-        """Number of cases."""
-        return sum(self.counts)
-
-    @property
-    def majority(self) -> float:
-        """The accuracy of always predicting the most frequent class."""
-        return max(self.counts) / self.n if self.n else float("nan")
-
-    @property
-    def selectivity(self) -> Float[np.ndarray, " layer"]:
-        """Balanced accuracy minus the control task's (Hewitt and Liang 2019)."""
-        return self.balanced_accuracy - self.control
-
-    def table(self, layers: Sequence[int] | None = None) -> pd.DataFrame:
-        """One row per layer (numbered from 0 by default)."""
-        rates = {name: getattr(self, name) for name in ("accuracy", "balanced_accuracy", "control", "selectivity")}
-        layers = range(len(self.accuracy)) if layers is None else layers
-        fixed = {"majority": self.majority, "classes": len(self.classes), "n": self.n, "groups": self.groups}
-        return pd.DataFrame({"layer": list(layers)} | rates | {"auroc": self.auroc} | fixed | {"reason": self.reason})
 
 
 def probe(
@@ -103,7 +77,7 @@ def probe(
     values, group, *nuisances = columns_of(saved, labels, groups, *balance)
     names, codes = np.unique(values, return_inverse=True)
     classes = tuple(map(str, names.tolist()))
-    result = _nothing(hidden, classes, codes, group)
+    result = _nothing(hidden, classes)
     if not saved.any():
         return replace(result, reason="no case has such a place")
     try:
@@ -117,7 +91,6 @@ def probe(
     for layer, state in enumerate(states[:, saved]):
         scores = _held_out(state, codes, weighted)
         result.predicted[layer, saved] = guess = scores.argmax(1)
-        result.accuracy[layer] = (guess == codes).mean()
         result.balanced_accuracy[layer] = balanced_accuracy_score(codes, guess)
         if len(names) == 2:
             result.score[layer, saved] = margin = scores[:, 1] - scores[:, 0]
@@ -214,15 +187,12 @@ def _shuffled(
     return rng.permutation(codes)
 
 
-def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups: np.ndarray) -> Probe:
+def _nothing(hidden: Tensor, classes: tuple[str, ...]) -> Probe:
     """A result filled with NaN."""
     layers, rows, _ = hidden.shape
-    accuracy, balanced, control, area, control_area = np.full((5, layers), np.nan)
+    balanced, control, area, control_area = np.full((4, layers), np.nan)
     return Probe(
         classes=classes,
-        counts=tuple(np.bincount(codes, minlength=len(classes)).tolist()),
-        groups=len(set(groups.tolist())),
-        accuracy=accuracy,
         balanced_accuracy=balanced,
         control=control,
         auroc=area,

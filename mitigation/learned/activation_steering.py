@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interp.tools.directions import Direction
     from interp.vlm import VLM, Generation, Prompt
 
-KINDS = ("mean_difference", "logistic", "discriminant")
+KINDS = ("mean_difference", "discriminant")
 TOWARDS = ("safe", "yes")
 COLUMNS = ("answer", "prompt", "all")
 

@@ -6,7 +6,8 @@ and penalty are chosen by cross-validation, and scores are calibrated to logits 
 ``VerdictEdit`` adds the logit to a running model's verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,6 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.hooks.state_memory import memory_for
-from interp.tools.gradients import activation_gradients
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -298,8 +298,7 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, layer: int) -> F
     if memory is not None and layer > 0 and len(memory) <= SHARED_GRADIENTS:
         names = [("gradient", at) for at in range(1, last_layer(vlm) + 1)]
         every = memory.rows(prompts, names, lambda some, _: dict(zip(names, _gradients(vlm, some), strict=True)))
-        if every is not None:
-            return every[layer - 1].mean(0)
+        return every[layer - 1].mean(0)
     return _gradients(vlm, prompts, layer)[0].mean(0)
 
 
@@ -318,14 +317,26 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None
             states.append(here.hidden.detach().requires_grad_() if leaf else here.hidden)
             return states[-1]
 
-        with activation_gradients(vlm):
-            with edit_residual(vlm, begin, layers=layers):  # not in the backward pass, which runs layers again
-                margins = vlm.measure(encoded)
-            by_state = torch.autograd.grad(margins.sum(), states)
+        with _frozen_weights(vlm.model), edit_residual(vlm, begin, layers=layers):
+            by_state = torch.autograd.grad(vlm.measure(encoded).sum(), states)
         at_verdict = torch.stack([gradient[:, verdict].float().cpu() for gradient in by_state], dim=1)
         return at_verdict.unflatten(1, (-1, len(layers))).sum(1)  # over the forwards of a ``SequenceMetric``
 
     return vlm.batches.measured(prompts, gradients).movedim(1, 0)
+
+
+@contextmanager
+def _frozen_weights(model: Any) -> Iterator[None]:
+    """While open, operations on tensors that need a gradient are followed, and no weight of ``model`` needs one."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int, *, image: bool) -> Pooled:

@@ -25,11 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
-from interp.hooks.residual import edit_residual, last_layer, residuals
-from interp.hooks.sublayers import activations, layers_of
+from interp.hooks.residual import activations, edit_residual, last_layer, layers_of, residuals
 from interp.module_map import module_map_of
-from interp.tools.attribution import integrated_gradients
-from interp.tools.knockout import Cut, cut_scores, knockout, knockout_by_window
+from interp.tools.knockout import Cut, cut_scores, knockout, knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.tools.patching import patch
@@ -176,12 +174,12 @@ def edited(vlm: VLM) -> Any:
 
 
 def patched(vlm: VLM) -> Any:
-    """Patch whole layers, and patch and cut a head on each device."""
+    """Patch whole layers, patch heads and cut a layer on each device."""
     places = ("verdict", "user", "all") if vlm.module_map.cross_attended else ("verdict", "image", "all")
     early = () if vlm.module_map.model_type == "qwen3_vl" else (0, 1)  # DeepStack: NaN there
     layers = (layers_of(vlm, "head")[0], layers_of(vlm, "head")[-1])
-    cuts = [Cut([("user", "verdict")], [layer], head) for head, layer in enumerate(layers)]
-    heads = patch(vlm, PROMPTS, OTHERS, what="head", places=("verdict",), layers=layers, heads=[1]).moved
+    cuts = [Cut([("user", "verdict")], [layer]) for layer in layers]
+    heads = patch(vlm, PROMPTS, OTHERS, what="head", places=("verdict",), layers=layers).moved
     states = patch(vlm, PROMPTS, OTHERS, places=places, layers=(*early, last_layer(vlm))).moved
     return [states, heads, cut_scores(vlm, PROMPTS, vlm.encode(PROMPTS), cuts)]
 
@@ -192,10 +190,9 @@ def read(vlm: VLM) -> Any:
     lens = logit_lens(vlm, PROMPTS, places=("verdict", "user"), top=2)
     parts = direct_logit_attribution(vlm, PROMPTS)
     sublayers = [activations(vlm, PROMPTS, what=what).values for what in ("mlp", "head")]
-    moved = knockout_by_window(vlm, PROMPTS, [("user", "verdict")], width=1).moved
-    path = integrated_gradients(vlm, PROMPTS[0], steps=2, batch_size=2)
+    moved = knockout_effect(vlm, PROMPTS, [("user", "verdict")], width=1).moved
     gradients = [margin_gradient(vlm, PROMPTS, layer=layer) for layer in (0, last_layer(vlm) - 1, last_layer(vlm))]
-    return [states, lens.margins, parts.heads, parts.mlps, *sublayers, moved, path.pixels, path.tokens, *gradients]
+    return [states, lens.margins, parts.heads, parts.mlps, *sublayers, moved, *gradients]
 
 
 CELLS: dict[str, Callable[[VLM], Any]] = {

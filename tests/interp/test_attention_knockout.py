@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from interp.errors import UserError
-from interp.hooks.residual import LayerStates
-from interp.hooks.sublayers import activations, edit_activations
 from interp.segments import RowSegments, Segments, segment
-from interp.tools.knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect, windows
+from interp.tools.knockout import Cut, knockout, knockout_effect, windows
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
@@ -160,13 +158,13 @@ def test_effect_is_the_change_of_the_margin(vlm: VLM) -> None:
     torch.testing.assert_close(effect.moved, (after - before)[None], atol=1e-6, rtol=0)
     torch.testing.assert_close(effect.whole, before)
     assert (effect.moved.abs() > 1e-3).all()
-    assert (effect.layers, effect.heads) == (((0,),), (None,))
+    assert effect.cuts == (Cut([("image", "verdict")], (0,)),)
     assert effect.table["moved"].tolist() == effect.moved[0].tolist()
     assert list(effect.table.columns) == ["first_layer", "last_layer", "row", "whole", "moved"]
     blind = [Prompt(prompt.text) for prompt in PROMPTS]
     everywhere = knockout_effect(vlm, blind, [("image", "verdict")])
     assert torch.equal(everywhere.moved, torch.zeros(1, 2))
-    assert everywhere.layers == ((0, 1),)
+    assert everywhere.cuts[0].layers == (0, 1)
     alone = knockout_effect(vlm, PROMPTS[0], [("image", "verdict")], [0])
     torch.testing.assert_close(alone.moved, effect.moved[:, :1], atol=1e-4, rtol=0)
     with pytest.raises(UserError, match=r"layers=\[\]; edges are cut in at least one"):
@@ -184,48 +182,11 @@ def test_each_window_is_a_knockout_of_its_layers(family: Callable[[], families.P
     whole = vlm.score(PROMPTS)
     layers = tuple(vlm.module_map.attentions(vlm.model))
     for width, expected in ((1, [layers[:1], layers[1:]]), (2, [layers])):
-        assert windows(vlm, width) == expected
-        found = knockout_by_window(vlm, PROMPTS, edges, width=width)
+        assert windows(layers, width) == expected
+        found = knockout_effect(vlm, PROMPTS, edges, width=width)
         for effect, window in zip(found.moved, expected, strict=True):
             assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window).moved[0])
-    by_ones = knockout_by_window(vlm, PROMPTS, edges, width=1, batch_size=1)
-    together = knockout_by_window(vlm, PROMPTS, edges, width=1)
-    torch.testing.assert_close(by_ones.moved, together.moved, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(together.whole, whole, atol=1e-5, rtol=0)
-    assert together.table.columns.tolist() == ["first_layer", "last_layer", "row", "whole", "moved"]
-
-
-@pytest.mark.parametrize("name", families.every_family())
-def test_one_head_without_an_edge_is_that_head_of_the_layer_without_it(name: str) -> None:
-    """By hand: one head gives what it gives where the edge is cut in all heads of its layer."""
-    vlm = VLM(*families.FAMILIES[name](), name=name)
-    edge = ("template", "verdict") if vlm.module_map.cross_attended else ("image", "verdict")
-    margins = vlm.score(PROMPTS)
-    found = knockout_by_head(vlm, PROMPTS, [edge])
-    for (layer,), head, moved in zip(found.layers, found.heads, found.moved, strict=True):
-        with knockout(vlm, [edge], layers=[layer]):
-            outputs = activations(vlm, PROMPTS, what="head", layers=[layer]).at("verdict", layer)
-
-        def exchanged(here: LayerStates, head: int = head, outputs: torch.Tensor = outputs) -> torch.Tensor:
-            hidden = here.hidden.clone()
-            hidden[:, -1, head] = outputs[:, head]
-            return hidden
-
-        with edit_activations(vlm, exchanged, what="head", layers=[layer]):
-            torch.testing.assert_close(moved, vlm.score(PROMPTS) - margins, atol=2e-5, rtol=0)
-    assert (found.moved != 0).any()
-
-
-def test_heads_cut_together_are_a_cut_of_the_layer(vlm: VLM) -> None:
-    encoded = vlm.encode(PROMPTS)
-    segments = segment(vlm, PROMPTS, encoded)
-    with knockout(vlm, EDGES[:3], layers=[1], heads=range(4), segments=segments):
-        together = vlm.score(PROMPTS, encoded=encoded)
-    with knockout(vlm, EDGES[:3], layers=[1], segments=segments):
-        assert torch.equal(vlm.score(PROMPTS, encoded=encoded), together)
-    for heads, message in (([4], "no head 4 in a layer of tiny; there are 0 to 3"), ([], "no heads")):
-        with pytest.raises(UserError, match=message), knockout(vlm, EDGES[:1], heads=heads, segments=segments):
-            pass
+        torch.testing.assert_close(found.whole, whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.long
@@ -247,9 +208,9 @@ def test_what_was_planted_is_found_and_nothing_else(through_words: bool, dtype: 
             expected[2] = -own if through_words else 0 * own
         if edge == (("image", "user") if through_words else ("image", "verdict")):
             expected[1] = -own
-        found = knockout_by_window(vlm, [*calm, *alarmed], [edge], width=1)
+        found = knockout_effect(vlm, [*calm, *alarmed], [edge], width=1)
         torch.testing.assert_close(found.moved, torch.cat([expected, back], 1), atol=tolerance, rtol=0)
-    wide = knockout_by_window(vlm, calm, [("image", "user"), ("image", "verdict")], width=2).moved
+    wide = knockout_effect(vlm, calm, [("image", "user"), ("image", "verdict")], width=2).moved
     torch.testing.assert_close(wide, torch.stack([-own, -own, 0 * own]), atol=tolerance, rtol=0)
 
 

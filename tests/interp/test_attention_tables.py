@@ -86,7 +86,7 @@ def test_maps_are_averaged_over_what_is_asked():
     assert torch.allclose(weights_of(found, layers=[3], heads=[1]), found.weights[1, 1])
     with pytest.raises(UserError, match="no layer 1 in this map; known: 0, 3"):
         weights_of(found, layers=[1])
-    with pytest.raises(UserError, match="no head 3 in this map; known: 0 to 2"):
+    with pytest.raises(UserError, match="no head 3 in this map; known: 0, 1, 2"):
         weights_of(found, heads=[3])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from interp.batching import BatchRule, Lengths, MemoryLimit, merged
 from interp.generation import Generation
 from interp.hooks.residual import residuals
-from interp.tools.knockout import knockout_by_window
+from interp.tools.knockout import knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
@@ -89,7 +89,7 @@ TOOLS: dict[str, Callable[[VLM], torch.Tensor]] = {
     "scores": lambda vlm: vlm.batches.scores(ASKED),
     "residuals": lambda vlm: residuals(vlm, ASKED, places=("verdict", "image")).values,
     "lens": lambda vlm: logit_lens(vlm, ASKED).margins,
-    "knockout": lambda vlm: knockout_by_window(vlm, ASKED, [("image", "verdict")], width=1).moved,
+    "knockout": lambda vlm: knockout_effect(vlm, ASKED, [("image", "verdict")], width=1).moved,
     "patch": lambda vlm: patch(vlm, ASKED, OTHERS, places=("verdict", "image", "system")).moved,
 }
 

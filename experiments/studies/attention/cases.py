@@ -177,15 +177,15 @@ def draw_case(folder: Path, case: AttendedCase, form: str = PNG) -> list[str]:
     There is no picture if its tokens have no place in it. ``form`` is as in ``_save``.
     """
     from interp.attention.tables import patch_map, weights_of, word_masses
-    from interp.figures.attention import Words, head_grid, image_overlay, layer_groups, text_heat
+    from interp.figures.attention import heat_grid, image_overlay, layer_groups, word_bars
 
     weights = {name: weights_of(case.map, layers=layers) for name, layers in layer_groups(case.map.layers).items()}
     masses = {name: word_masses(each, case.row) for name, each in weights.items()}
-    words = {name: Words(table["word"].tolist(), table["mass"].tolist()) for name, table in masses.items()}
-    on_image = case.map.weights[..., case.row.columns("image_0")].sum(-1).numpy()
+    on_image = pd.DataFrame(case.map.weights[..., case.row.columns("image_0")].sum(-1).numpy(), case.map.layers)
+    on_image = on_image.rename_axis(index="layer", columns="head")
     figures: dict[str, Drawn] = {
-        "words": partial(text_heat, words, title=case.title),
-        "heads": partial(head_grid, {"verdict": on_image}, layers=case.map.layers, title=case.title),
+        "words": partial(word_bars, masses, title=case.title),
+        "heads": partial(heat_grid, {"verdict": on_image}, title=case.title),
     }
     if case.row.grids:
         assert case.prompt.image is not None

@@ -26,10 +26,9 @@ from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED, 
 from experiments.runs.results_table import Row, row
 from experiments.studies.localise.cases import TERMS, Cases, PromptPairs
 from interp.errors import UserError
-from interp.tools.part_effects import Part, SetEffects, absent_parts, part_set_effects, parts_of
+from interp.tools.part_effects import Part, PartEffects, absent_parts, part_effects, parts_of
 
 if TYPE_CHECKING:
-    from interp.tools.part_effects import SetEffects
     from interp.vlm import VLM
 
 HOLDS = 8  # splits (of ``cases.SPLITS``) in which a part must hold to be claimed
@@ -70,9 +69,9 @@ def unit_sums(values: Float[np.ndarray, "row ..."], unit: Int[np.ndarray, " row"
 
 
 def slope_sums(
-    question: str, effects: "Mapping[str, SetEffects]", unit: Int[np.ndarray, " row"]
-) -> tuple[Float[np.ndarray, "unit set"], Float[np.ndarray, " unit"]]:
-    """Return Σ moved·gap of each set of parts and Σ gap², by unit, over the pairs and directions of a question's runs.
+    question: str, effects: Mapping[str, PartEffects], unit: Int[np.ndarray, " row"]
+) -> tuple[Float[np.ndarray, "unit part"], Float[np.ndarray, " unit"]]:
+    """Return Σ moved·gap of each part and Σ gap², by unit, over the pairs and directions of a question's runs.
 
     Args:
         question: a key of ``TERMS``.
@@ -111,7 +110,7 @@ class Examination:
         self.ratios = partial(ratios, seed=self.seed, draws=self.draws)
         needed = list(dict.fromkeys(run for name in self.questions for run, _ in TERMS[name]))
         both = [{run: self._begun(half.runs(self.cases.references)[run]) for run in needed} for half in halves]
-        effects = [self._effects(pairs, [[part] for part in self.parts]) for pairs in both]
+        effects = [self._effects(pairs, self.parts) for pairs in both]
         self.runs, slopes = both[1], {}
         held, chosen = {}, {}
         for name in self.questions:
@@ -136,14 +135,14 @@ class Examination:
         return details, rows
 
     def _effects(
-        self, runs: Mapping[str, PromptPairs], sets: Sequence[Sequence[Part]], **options: Any
-    ) -> dict[str, SetEffects]:
-        return {run: part_set_effects(self.vlm, *pairs, sets, **options) for run, pairs in runs.items()}
+        self, runs: Mapping[str, PromptPairs], parts: Sequence[Part], **options: Any
+    ) -> dict[str, PartEffects]:
+        return {run: part_effects(self.vlm, *pairs, parts=parts, **options) for run, pairs in runs.items()}
 
     def _parts(
         self,
         single: Sequence[int],
-        effects: Mapping[str, SetEffects],
+        effects: Mapping[str, PartEffects],
         chosen: Mapping[str, np.ndarray],
         held: Mapping[str, np.ndarray],
     ) -> Iterator[Row]:
@@ -158,7 +157,7 @@ class Examination:
             held: question → in how many splits each part held above 0, and below.
         """
         parts = [self.parts[i] for i in single]
-        straight = self._effects(self.runs, [[part] for part in parts], hold_later=True)
+        straight = self._effects(self.runs, parts, hold_later=True)
         direct = {run: direct_effects(self.vlm, pairs, parts) for run, pairs in self.runs.items()}
         readable = {run: effect for run, effect in direct.items() if effect is not None}
         for question, signs in held.items():
@@ -193,12 +192,12 @@ class Examination:
         metric = self.vlm.metric
         return pairs if metric is None else PromptPairs(metric.begin(pairs.clean), metric.begin(pairs.other))
 
-    def _slopes(self, question: str, effects: Mapping[str, SetEffects]) -> np.ndarray:
+    def _slopes(self, question: str, effects: Mapping[str, PartEffects]) -> np.ndarray:
         top, bottom = slope_sums(question, effects, self.unit)
         return np.asarray(top.sum(0) / bottom.sum())
 
 
-def direct_effects(vlm: "VLM", pairs: PromptPairs, parts: Sequence[Part]) -> SetEffects | None:
+def direct_effects(vlm: "VLM", pairs: PromptPairs, parts: Sequence[Part]) -> PartEffects | None:
     """Return what each part writes into the margin itself, with the final norm's scale held; None if unreadable."""
     from interp.tools.logit_attribution import direct_logit_attribution
 
@@ -217,6 +216,4 @@ def direct_effects(vlm: "VLM", pairs: PromptPairs, parts: Sequence[Part]) -> Set
     ]  # fmt: skip
     scale = clean.scale / other.scale  # the receiving prompt's scale is held
     moved = torch.stack([writes[1] * scale - writes[0], writes[0] / scale - writes[1]])
-    return SetEffects(
-        moved, clean.metric, other.metric, tuple((part,) for part in parts), "verdict", "direct attribution"
-    )
+    return PartEffects(moved, clean.metric, other.metric, tuple(parts))

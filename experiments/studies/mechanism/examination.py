@@ -30,6 +30,7 @@ from experiments.studies.mechanism.findings import conclusions
 from experiments.studies.mechanism.interventions import PICTURE, SENTENCE, other_words, pointing
 from experiments.studies.questions import Questions
 from experiments.types import Sample
+from interp.hooks.attention import chosen_layers
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.tools.directions import Direction
 from interp.tools.knockout import Cut, Edge, cut_scores, windows, with_openings
@@ -79,7 +80,7 @@ class Examination:
         self.scored = any(record.get("protocol") == "score" for record in records)
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), layers)
-        self.windows = windows(vlm, width, stride)
+        self.windows = windows(chosen_layers(vlm, None), width, stride)
         names = (f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in self.windows)
         self.window_names = [interventions.ALL_LAYERS, *names]
         self.estimator = self.cases.resamples(draws=draws, seed=seed)

@@ -202,10 +202,10 @@ def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tm
 
 
 def test_a_failed_self_test_stops_the_analysis(tiny: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert self_test(tiny)["kernel_error"] < 1e-5
+    assert self_test(tiny)["mass_error"] < 1e-5
 
     def fail(vlm: VLM) -> None:
-        raise UserError("the attention self-test of tiny failed (kernel_error 0.3)")
+        raise UserError("the attention self-test of tiny failed (mass_error 0.3)")
 
     monkeypatch.setattr("interp.attention.check.check_recorder", fail)
     with pytest.raises(UserError, match=r"0\.3"):

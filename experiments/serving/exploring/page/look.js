@@ -76,7 +76,6 @@ const CLOSER = {
       el("td", { class: "words" }, ...found.words[at].flatMap((word, rank) => [el("bdi", { text: word || "␣" }), el("span", { class: "small", text: ` ${Math.round(100 * found.probabilities[at][rank])}%  ` })])))))))) ],
   heads: ["five heads that write the verdict", (found) => el("div", { class: "layers five" }, ...found.heads.map(([layer, head], at) => el("figure", {}, painted(byId("picture"), [found.maps[at].length, found.maps[at][0].length], found.maps[at].flat(), Math.max(...found.maps.flat(2)), 120, `attention of head ${head} of decoder layer ${layer}`),
     el("figcaption", {}, `layer ${layer}, head ${head}: `, number(found.effects[at]))))) ],
-  attribution: ["gradients: which pixels, which words?", (found) => el("div", { class: "pair" }, signedMap(found.map, "integrated gradients of the margin over the picture"), el("div", {}, signedWords(found.words), el("p", { class: "small" }, "picture ", number(found.image), ", words ", number(found.text), " (integrated gradients; off by ", number(found.error), ")"))) ],
   occlude: ["cover each part: what is missed?", (found) => el("div", { class: "pair" }, signedMap(found.map, "change of the margin when a part is covered"), signedWords(found.words)) ],
 };
 

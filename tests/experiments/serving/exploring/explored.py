@@ -26,7 +26,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "grey": {"grey": [64, 65, 66, 77]},
     "attention": {"attention": 1.5, "attended": [1, 2]},
 }
-ACTIONS = ("look", "heads", "lens", "attribution", "windows", "patch", "occlude")
+ACTIONS = ("look", "heads", "lens", "windows", "patch", "occlude")
 
 
 @dataclass

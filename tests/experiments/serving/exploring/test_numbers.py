@@ -15,9 +15,8 @@ from interp import (
     direct_logit_attribution,
     grey_out,
     image_share,
-    integrated_gradients,
     knockout,
-    knockout_by_window,
+    knockout_effect,
     logit_lens,
     occlude_image,
     patch,
@@ -101,11 +100,10 @@ def test_what_looks_inside_equals_the_tools(page: Explored, organism: VLM, promp
     found = page.work("heads")
     assert [tuple(head) for head in found["heads"]] == direct.top(5)
     assert found["effects"] == [direct.heads[layer, head, 0].item() for layer, head in direct.top(5)]
-    assert page.work("windows")["moved"] == knockout_by_window(
+    assert page.work("windows")["moved"] == knockout_effect(
         organism, prompt, [("image", "verdict")], width=1
     ).moved[:, 0].tolist()  # fmt: skip
     assert page.work("occlude")["map"] == occlude_image(organism, prompt).tolist()
-    assert page.work("attribution")["image"] == integrated_gradients(organism, prompt).image
     patched = patch(organism, prompt, other, places=("image", "user", "verdict"))
     assert page.work("patch", other=OTHER)["moved"] == patched.moved[:, :, 0].tolist()
     with record_attention(organism, queries=Queries.VERDICT) as record:

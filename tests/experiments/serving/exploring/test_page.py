@@ -16,7 +16,7 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.case_batches import prompt_of
 from interp import (
     knockout,
-    knockout_by_window,
+    knockout_effect,
     logit_lens,
 )
 from interp.prompt import Prompt
@@ -131,7 +131,7 @@ def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page
     assert numbers(tab, "table.effects") == [plain[0], cut[0], plain[1], cut[1]]
     assert tab.locator("#tried").inner_text() == "1 change tried on this case"
     moved = act(tab, "windows", "#sweeps", ".curve")
-    assert moved == knockout_by_window(organism, prompt(), [("image", "verdict")], width=1).moved[:, 0].tolist()
+    assert moved == knockout_effect(organism, prompt(), [("image", "verdict")], width=1).moved[:, 0].tolist()
     assert "2 changes tried" in tab.locator("#sweeps").inner_text()
     tab.click("#undo")
     assert not tab.locator('[data-tool="cut"] input[type="checkbox"]').is_checked()

@@ -25,7 +25,7 @@ from experiments.types import Sample
 from interp.hooks.residual import residuals
 from interp.loading import load
 from interp.selfcheck import prove
-from interp.tools.knockout import knockout_by_window
+from interp.tools.knockout import knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
@@ -70,7 +70,7 @@ def test_every_tool_that_looks_inside_ends(device: str, size: str, tmp_path: Pat
     states = residuals(vlm, prompts, places=("verdict", "image"))
     assert states.at("verdict", layers).isfinite().all()
     assert logit_lens(vlm, prompts) is not None
-    assert knockout_by_window(vlm, few, [("image", "verdict")], width=max(1, layers // 4)) is not None
+    assert knockout_effect(vlm, few, [("image", "verdict")], width=max(1, layers // 4)) is not None
     assert patch(vlm, few, others, layers=[1, layers // 2], least_gap=0.0) is not None
     TruthReadout().learn(vlm, prompts, safe, out=path)
     answers = TruthReadout().read(path).generate(vlm, prompts, max_new_tokens=4)
