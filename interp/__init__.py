@@ -39,6 +39,7 @@ Reading hidden states
 
 Attribution and figures
     direct_logit_attribution   what each head and MLP writes into the margin; ranks heads
+    integrated_gradients       gradients of the margin by pixel and by token (captum)
     occlude_image, occlude_words          the margin without a region, without a word
     grey_out              a prompt with parts of its picture painted over
     image_overlay, word_bars, heat_grid, layer_groups   matplotlib figures of all of these
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from interp.prompt import Prompt
     from interp.segments import segment
     from interp.selfcheck import SelfCheck, prove
-    from interp.tools.attribution import grey_out, occlude_image, occlude_words
+    from interp.tools.attribution import grey_out, integrated_gradients, occlude_image, occlude_words
     from interp.tools.directions import (
         Direction,
         fit_direction,

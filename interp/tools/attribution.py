@@ -1,26 +1,30 @@
-"""Attributes the Yes/No margin, or another metric, to picture and question by occlusion.
+"""Attribute the Yes/No margin, or another metric, to picture and question: integrated gradients (captum), occlusion.
 
 All functions take one prompt and return attributions in logits of the margin, positive favours Yes; or in the unit of
 ``metric``, a function of the first answer token's logits (``interp.logit_difference``), which takes the margin's place.
 A word is occluded by full stops in place of its tokens, so that all other tokens keep their positions. A region is
-painted in the mean colour.
+painted in the mean colour. captum runs our own forward function: its ``LLMAttribution`` (0.9) drops the picture on the
+way to ``generate`` and returns zero for every region.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from einops import rearrange
-from jaxtyping import Float
+from captum.attr import IntegratedGradients
+from einops import rearrange, reduce
+from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.generation import pixel_inputs
 from interp.image_grid import Box
 from interp.prompt import check_numbers
-from interp.segments import segment
+from interp.segments import RowSegments, segment
 
 if TYPE_CHECKING:
     from interp.margin import Metric
@@ -29,6 +33,95 @@ if TYPE_CHECKING:
 FILLER = "."
 Region = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels."""
+
+
+@dataclass(frozen=True)
+class GradientAttribution:
+    """Integrated gradients of the margin, or the metric asked for, of one prompt.
+
+    ``pixels`` has the shape of the processor's ``pixel_values``; ``tokens`` is 0 at columns outside the question.
+    ``baseline_margin`` is the margin of the plain picture with a question of full stops.
+    """
+
+    pixels: Float[Tensor, "..."]
+    tokens: Float[Tensor, " column"]
+    row: RowSegments
+    margin: float
+    baseline_margin: float
+
+    @property
+    def error(self) -> float:
+        """The completeness error: how far both sums are from the difference of the margins. More steps reduce it."""
+        return float(self.pixels.sum() + self.tokens.sum()) - (self.margin - self.baseline_margin)
+
+    @property
+    def words(self) -> pd.DataFrame:
+        """``attribution`` of each word of the question, in reading order. A token of two words counts twice."""
+        values = [float(self.tokens[list(word.columns)].sum()) for word in self.row.words]
+        return pd.DataFrame({"word": [word.text for word in self.row.words], "attribution": values})
+
+
+def integrated_gradients(
+    vlm: "VLM", prompt: "Prompt", *, steps: int = 64, metric: "Metric | None" = None, batch_size: int = 16
+) -> GradientAttribution:
+    """Return integrated gradients from a plain picture and full stops to the prompt (Sundararajan et al. 2017, eq. 1).
+
+    Pixels and text embeddings are interpolated together, at ``steps`` Gauss-Legendre nodes, ``batch_size`` at a time.
+    InstructBLIP's Q-Former reads the question separately; what reaches the margin that way is not counted.
+
+    Raises:
+        UserError: the prompt has no image, fewer than one step, or a picture that enters as more than ``pixel_values``.
+    """
+    vlm.require("score")
+    _picture(prompt, 1)
+    if steps < 1:
+        raise UserError(f"steps={steps}; must be at least 1; leave it out for the default")
+    encoded = vlm.encode([prompt])
+    if (ways := pixel_inputs(encoded)) != ["pixel_values"]:
+        raise UserError(
+            f"{vlm.name} takes its picture as {' and '.join(ways) or 'nothing'}; integrated gradients follow "
+            "pixel_values alone; use occlude_image"
+        )
+    plain = vlm.encode([prompt.with_images(lambda image: Image.new("RGB", image.size, mean_colour(vlm)))])
+    row = segment(vlm, [prompt], encoded).rows[0]
+    embed = vlm.speaker.get_input_embeddings()
+    with torch.no_grad():
+        text = embed(encoded["input_ids"]).float()
+        silent = embed(_filled(vlm, encoded["input_ids"], row.columns("user"))).float()
+    # Pixels get an extra leading dimension: what the first one counts differs by family.
+    inputs = (encoded["pixel_values"][None].float(), text)
+    baselines = (plain["pixel_values"][None].float(), silent)
+    forward = _forward(vlm, encoded, embed, metric)
+    with torch.enable_grad():
+        pixels, embeddings = IntegratedGradients(forward).attribute(
+            inputs, baselines, n_steps=steps, internal_batch_size=batch_size
+        )
+    with torch.no_grad():
+        margin, baseline_margin = (float(forward(*each)) for each in (inputs, baselines))
+    tokens = reduce(embeddings[0], "column dim -> column", "sum")
+    return GradientAttribution(pixels[0].float().cpu(), tokens.float().cpu(), row, margin, baseline_margin)
+
+
+def _forward(
+    vlm: "VLM", encoded: Mapping[str, Any], embed: Any, metric: "Metric | None"
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function from pixels and embeddings of all columns to margins, for variants of one encoded prompt."""
+    measure = metric or vlm.margin
+
+    def margins(
+        pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
+    ) -> Float[Tensor, " variant"]:
+        batch = _repeated(encoded, len(pixels)) | {"pixel_values": pixels.flatten(0, 1).to(vlm.dtype)}
+        new = embeddings.to(vlm.dtype)
+        # ``input_ids`` still tells the model where the picture goes.
+        handle = embed.register_forward_hook(lambda _, __, output: new if output.shape == new.shape else output)
+        try:
+            with vlm.float32_logits(metric):
+                return measure(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
+        finally:
+            handle.remove()
+
+    return margins
 
 
 def occlude_image(
@@ -77,15 +170,12 @@ def occlude_words(
     if not words:
         raise UserError(f"no word in the question {prompt.text!r}; occlusion removes one at a time; ask in words")
 
-    stop = vlm.tokenizer(FILLER, add_special_tokens=False)["input_ids"][-1]
-    ids = encoded["input_ids"].repeat(1 + len(words), 1)
-    for row, word in enumerate(words):
-        ids[1 + row, list(word.columns)] = stop
+    ids = encoded["input_ids"]
+    ids = torch.cat([ids, *(_filled(vlm, ids, list(word.columns)) for word in words)])
 
     def scored(rows: list[int]) -> Float[Tensor, " variant"]:
-        batch = {name: torch.cat([value] * len(rows)) if torch.is_tensor(value) else value
-                 for name, value in encoded.items()}  # fmt: skip
-        return vlm.score([prompt] * len(rows), encoded=batch | {"input_ids": ids[rows]}, metric=metric)
+        batch = _repeated(encoded, len(rows)) | {"input_ids": ids[rows]}
+        return vlm.score([prompt] * len(rows), encoded=batch, metric=metric)
 
     margins = vlm.batches.measured([prompt] * len(ids), scored, batch_size=batch_size)
     values = (margins[0] - margins[1:]).tolist()
@@ -111,6 +201,18 @@ def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box], *, image: int =
         width, height = picture.size
         regions.append((round(left * width), round(top * height), round(right * width), round(bottom * height)))
     return prompt.with_images(lambda _: _painted(picture, regions, mean_colour(vlm)), [image])
+
+
+def _repeated(encoded: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Return the inputs of one prompt, repeated ``times`` times."""
+    return {name: torch.cat([value] * times) if torch.is_tensor(value) else value for name, value in encoded.items()}
+
+
+def _filled(vlm: "VLM", ids: Int[Tensor, "1 column"], columns: list[int]) -> Int[Tensor, "1 column"]:
+    """Return ``ids`` with full stops at ``columns``."""
+    filled = ids.clone()
+    filled[:, columns] = vlm.tokenizer(FILLER, add_special_tokens=False)["input_ids"][-1]
+    return filled
 
 
 def _painted(picture: Image.Image, regions: Sequence[Region], colour: tuple[int, int, int]) -> Image.Image:
