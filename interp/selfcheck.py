@@ -108,8 +108,7 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
         failed = [name for name in needs if name in made and made[name].state in ("failed", "not shown")]
         if failed or set(needs) <= set(made):
             tools[tool] = f"{failed[0]}: {made[failed[0]].why}" if failed else ""
-    if "conversation" in made and made["conversation"].state == "failed":
-        tools["conversation"] = made["conversation"].why
+    tools |= {name: each.why for name, each in made.items() if name == "conversation" and each.state == "failed"}
     if vlm.thinks:
         run.properties["thinks"], tools["thought"] = vlm.thoughts.told_apart(vlm.render(prompts[0]))
     return SelfCheck(vlm.name, str(vlm.dtype).removeprefix("torch."), made, tools, run.properties)
@@ -244,10 +243,9 @@ class _Checks(Reference):
         """A padded batch of two pictures and two turns has the logits of each; every part moves them."""
         seen: dict[str, Tensor] = {}
         try:
-            self.vlm.encode(self.chats)
+            self.vlm.score(self.chats, metric=lambda logits: seen.setdefault("batch", logits)[:, 0])
         except UserError as error:
             raise _Stop("not applicable", str(error)) from error
-        self.vlm.score(self.chats, metric=lambda logits: seen.setdefault("batch", logits)[:, 0])
         alone = self.each(self.chats)
         self.within(
             relative_error(seen["batch"], alone), self.bound, "a batch of conversations has other logits than each"

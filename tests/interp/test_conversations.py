@@ -100,6 +100,19 @@ def test_margins_of_a_ragged_batch_are_those_of_plain_forwards(name):
 
 
 @pytest.mark.parametrize("name", SEVERAL)
+def test_the_ragged_batch_has_left_padding_positions_and_tiles_of_the_family(name):
+    vlm = model(name)
+    batch = BATCH if name != "mllama" else [BATCH[0], BATCH[2]]
+    mask = vlm.encode(batch)["attention_mask"]
+    assert mask[:, -1].all()
+    assert not mask[:, 0].all()
+    assert vlm.module_map.position_kind == ("mrope" if name.startswith("qwen") else "1d")
+    pixels = vlm.encode([BATCH[2]])["pixel_values"]
+    tiles = {"llava_next": pixels.shape[:2].numel(), "idefics3": pixels.shape[1], "internvl": len(pixels)}
+    assert tiles.get(name, 3) > len(BATCH[2].images)
+
+
+@pytest.mark.parametrize("name", SEVERAL)
 def test_each_picture_and_turn_of_a_conversation_changes_the_margin(name):
     vlm = model(name)
     others = [
