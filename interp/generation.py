@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache as once
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
+from transformers.generation import utils
 
 from interp.errors import UserError
 from interp.families import PER_TOKEN
@@ -209,17 +209,10 @@ def cache_in(values: Any) -> Any:
     return None
 
 
-@once
-def cache_name() -> str:
-    """What the installed transformers calls it."""
-    from transformers.generation import utils
-
-    return "cache" if "cache" in getattr(utils, "ALL_CACHE_NAMES", ()) else "past_key_values"
-
-
 def with_cache(cache: Any) -> dict[str, Any]:
-    """The cache as an argument of a forward."""
-    return {cache_name(): cache}
+    """Return the cache as an argument of a forward, by the name that the installed transformers has for it."""
+    renamed = "cache" in getattr(utils, "ALL_CACHE_NAMES", ())
+    return {NAMES[0] if renamed else NAMES[1]: cache}
 
 
 def pixel_inputs(inputs: Mapping[str, Any]) -> list[str]:
