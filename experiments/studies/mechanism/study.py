@@ -13,10 +13,13 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import Presented, followed, look_inside
+from experiments.evaluation.validated_run import validate
 from experiments.report.sections import Section
 from experiments.report.text import lines
+from experiments.runs.launch import Launch
 from experiments.runs.results_table import Results, Row
 from experiments.studies.questions import Questions, check_margins, check_sizes
+from interp.errors import UserError
 from mitigation.validation import check_prior
 
 NAME = "mechanism"
@@ -49,8 +52,13 @@ class Mechanism:
 
     def __call__(self, run: Run) -> None:
         """Answer what is missing, look into the model, and print a sentence for each question."""
-        run = check_margins(run)
-        with study.open_study(study.baseline_only(run)) as work:
+        alone = study.baseline_only(check_margins(run))
+        validated = validate(alone, Launch.current().console())
+        if all(sample.image is None for sample in validated.loaded.samples):
+            raise UserError(
+                f"benchmark {run.benchmark.name} has no pictures. +exp=mechanism needs cases with pictures."
+            )
+        with study.open_study(alone, validated=validated) as work:
             study.check_first_token(work.vlm, "+exp=mechanism")
             work.answer_all()
             work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])

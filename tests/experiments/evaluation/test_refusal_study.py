@@ -195,3 +195,11 @@ def test_reasoning_says_which_benchmarks_it_needs() -> None:
     run = run_of("+exp=reasoning", "benchmark=iconworld_requests")
     with pytest.raises(UserError, match=r"asks for answers in words\. This study needs Yes or No: set"):
         run.task(run)
+
+
+def test_mechanism_refuses_a_benchmark_without_pictures_before_anything_is_loaded() -> None:
+    run = replace(run_of("+exp=mechanism", "model.path=/no/such/model"), benchmark=Requests(), judge=RefusalRule())
+    with pytest.raises(
+        UserError, match=r"benchmark requests has no pictures\. \+exp=mechanism needs cases with pictures"
+    ):
+        run.task(run)
