@@ -1,7 +1,7 @@
 """The cases of the failure analysis: answered as in the study, with where each verdict looked, as one table; and
 the figure of a case."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from mitigation.method import Baseline
 from mitigation.vcd import in_two_branches
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from interp.attention.tables import AttentionMap
     from interp.figures.glyphs import Figure
     from interp.image_grid import PatchGrid
@@ -172,9 +174,9 @@ PNG = "png"
 
 
 def draw_case(folder: Path, case: AttendedCase, form: str = PNG) -> list[str]:
-    """Draw the picture, the words, and layers × heads of a case, and return the names of the files.
+    """Draw the pictures, the words, and layers × heads of a case, and return the names of the files.
 
-    There is no picture if its tokens have no place in it. ``form`` is as in ``_save``.
+    A picture is left out if its tokens have no place in it. ``form`` is as in ``_save``.
     """
     from interp.attention.tables import patch_map, weights_of, word_masses
     from interp.figures.attention import heat_grid, image_overlay, layer_groups, word_bars
@@ -187,38 +189,41 @@ def draw_case(folder: Path, case: AttendedCase, form: str = PNG) -> list[str]:
         "words": partial(word_bars, masses, title=case.title),
         "heads": partial(heat_grid, {"verdict": on_image}, title=case.title),
     }
-    if case.row.grids:
-        assert case.prompt.image is not None
-        grid = _finest(case)
-        maps = {name: patch_map(each, grid).numpy() for name, each in weights.items()}
-        figures = {"image": partial(image_overlay, case.prompt.image, maps, box=grid.box, title=case.title)} | figures
-    return _save(folder, case, figures, form)
+    pictures: dict[str, Drawn] = {}
+    for name, image, grid in _finest(case):
+        maps = {layers: patch_map(each, grid).numpy() for layers, each in weights.items()}
+        pictures[name] = partial(image_overlay, image, maps, box=grid.box, title=case.title)
+    return _save(folder, case, pictures | figures, form)
 
 
 def draw_answers(folder: Path, by_arm: Mapping[str, AttendedCase], form: str = PNG) -> list[str]:
-    """Draw the picture, and for each arm its answer and where that verdict looked, over all layers.
+    """Draw the pictures, and for each arm its answer and where that verdict looked, over all layers.
 
-    Nothing is drawn if the picture's tokens have no place in it.
+    A picture is left out if its tokens have no place in it.
     """
     from interp.attention.tables import patch_map, weights_of
     from interp.figures.attention import image_overlay
 
     first = next(iter(by_arm.values()))
-    if not first.row.grids:
-        return []
-    grid = _finest(first)
-    maps = {
-        f"{arm}: “{case.short_response}”": patch_map(weights_of(case.map), grid).numpy() for arm, case in by_arm.items()
-    }
     right = {"yes": ", a harmless request", "no": ", an unsafe request"}.get(first.sample.gold, "")
-    assert first.prompt.image is not None
     title = f"“{first.sample.text}”{right}"
-    figure = partial(image_overlay, first.prompt.image, maps, box=grid.box, title=title)
-    return _save(folder, first, {"answers": figure}, form)
+    figures: dict[str, Drawn] = {}
+    for name, image, grid in _finest(first):
+        maps = {
+            f"{arm}: “{case.short_response}”": patch_map(weights_of(case.map), grid).numpy()
+            for arm, case in by_arm.items()
+        }
+        figures[name.replace("image", "answers")] = partial(image_overlay, image, maps, box=grid.box, title=title)
+    return _save(folder, first, figures, form)
 
 
-def _finest(case: AttendedCase) -> "PatchGrid":
-    return next((grid for grid in case.row.grids if grid.name == "tiles"), case.row.grids[0])
+def _finest(case: AttendedCase) -> "Iterator[tuple[str, Image, PatchGrid]]":
+    """Yield the name of each picture's figure (image, image_2, …), the picture, and its finest grid, if it has one."""
+    for number, image in enumerate(case.prompt.images, 1):
+        grids = [grid for grid in case.row.grids if (grid.name.partition(":")[2] or "1") == str(number)]
+        if grids:
+            finest = next((grid for grid in grids if grid.name.startswith("tiles")), grids[0])
+            yield "image" if number == 1 else f"image_{number}", image, finest
 
 
 def _save(folder: Path, case: AttendedCase, figures: Mapping[str, Drawn], form: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
@@ -16,13 +17,16 @@ from experiments.evaluation.cases import limited
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.runs.results_table import read_results
 from experiments.studies.attention.analysis import analyse_failures, self_test
+from experiments.studies.attention.cases import draw_answers, draw_case, record_answers
 from experiments.studies.attention.summary import contrasts
-from experiments.types import Sample
+from experiments.types import Sample, Turn
 from interp.attention.record import Queries, record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
 from interp.tools.knockout import knockout_effect
 from interp.vlm import VLM
+from tests.interp.test_conversations import CONVERSATION, FIRST, SECOND
+from tests.interp.test_conversations import model as conversing
 from tests.tiny import tiny_llava
 
 SAMPLES = IconWorld().load().samples
@@ -213,3 +217,28 @@ def test_a_failed_self_test_stops_the_analysis(tiny: VLM, tmp_path: Path, monkey
 
 
 # On the organism
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
+def test_each_picture_of_a_conversation_is_drawn_with_its_tokens(name, monkeypatch, tmp_path):
+    vlm, drawn = conversing(name), []
+    turns = tuple(Turn(turn.role, turn.parts) for turn in CONVERSATION.turns)
+    sample = Sample("a", "over_safety", "s", "yes", "is this safe ?", "is this safe ?", FIRST, "c", turns=turns)
+    monkeypatch.setattr("experiments.studies.attention.cases.prompts_of", lambda samples: [CONVERSATION])
+    (case,) = record_answers(vlm, [sample], max_new_tokens=1)
+
+    def overlay(image, maps, *, box, title, **size):
+        drawn.append((image, maps))
+        return Figure()
+
+    monkeypatch.setattr("interp.figures.attention.image_overlay", overlay)
+    names = [*draw_case(tmp_path, case), *draw_answers(tmp_path, {"baseline": case})]
+    ends = ("image", "image_2", "words", "heads", "answers", "answers_2")
+    assert names == [f"figures/attention_a_{end}.png" for end in ends]
+    assert [image for image, _ in drawn] == [FIRST, SECOND] * 2
+    grids = {grid.name: grid for grid in case.row.grids}
+    for number, (_, maps) in enumerate(drawn[2:], 1):
+        grid = next(grid for name, grid in reversed(grids.items()) if (name.partition(":")[2] or "1") == str(number))
+        assert set(grid.columns.flatten().tolist()) <= set(case.row.columns(f"image:{number}"))
+        mass = float(case.map.weights[..., grid.columns.flatten()].mean((0, 1)).sum())
+        assert next(iter(maps.values())).sum() == pytest.approx(mass, rel=1e-4)
