@@ -49,13 +49,7 @@ ATTRIBUTION = "attribution to logit(Yes) − logit(No); above 0 speaks for Yes"
 
 
 def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:
-    """Splits ``layers`` into at most ``count`` runs of nearly equal length, keyed by their label in a figure.
-
-    Raises:
-        UserError: no layers, or ``count`` below 1.
-    """
-    if not layers or count < 1:
-        raise UserError(f"{len(layers)} layers in {count} groups; there must be one of each; record some layers")
+    """Splits ``layers`` into at most ``count`` runs of nearly equal length, keyed by their label in a figure."""
     runs = [run.tolist() for run in np.array_split(np.asarray(layers), min(count, len(layers)))]
     return {f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}–{run[-1]}": run for run in runs}
 

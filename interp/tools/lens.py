@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
@@ -50,22 +51,14 @@ class LensResult:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Tidy table with columns place, layer, row, margin, rank (from 1), token, probability."""
-        return pd.DataFrame(
-            {
-                "place": place_name(place),
-                "layer": layer,
-                "row": row,
-                "margin": float(self.margins[i, j, row]),
-                "rank": rank + 1,
-                "token": self.word(i, j, row, rank),
-                "probability": float(self.probabilities[i, j, row, rank]),
-            }
-            for i, place in enumerate(self.places)
-            for j, layer in enumerate(self.layers)
-            for row in range(self.margins.shape[2])
-            for rank in range(self.tokens.shape[3])
-        )
+        """Tidy table with columns place, layer, row, rank (from 1), margin, token, probability."""
+        shape = self.probabilities.shape
+        axes = {"place": map(place_name, self.places), "layer": self.layers, "row": range(shape[2])}
+        axes["rank"] = range(1, shape[3] + 1)
+        table = pd.MultiIndex.from_product(axes.values(), names=list(axes)).to_frame(index=False)
+        margins = self.margins[..., None].expand(shape).flatten().numpy()
+        words = [self.word(*cell) for cell in np.ndindex(*shape)]
+        return table.assign(margin=margins, token=words, probability=self.probabilities.flatten().numpy())
 
 
 def logit_lens(

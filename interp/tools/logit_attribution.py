@@ -71,12 +71,9 @@ class LogitAttribution:
     @property
     def table(self) -> pd.DataFrame:
         """Tidy table of the heads, with columns layer, head, row, effect."""
-        return pd.DataFrame(
-            {"layer": layer, "head": head, "row": row, "effect": float(self.heads[i, head, row])}
-            for i, layer in enumerate(self.layers)
-            for head in range(self.heads.shape[1])
-            for row in range(len(self.metric))
-        )
+        axes = self.layers, range(self.heads.shape[1]), range(len(self.metric))
+        index = pd.MultiIndex.from_product(axes, names=["layer", "head", "row"])
+        return pd.DataFrame({"effect": self.heads.flatten().numpy()}, index).reset_index()
 
     def top(self, count: int) -> list[tuple[int, int]]:
         """Return layer and head of the ``count`` heads with the largest mean absolute effect, the largest first."""

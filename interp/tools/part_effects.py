@@ -81,13 +81,10 @@ class PartEffects:
     @property
     def table(self) -> pd.DataFrame:
         """Tidy table with columns part, kind, layer, head, slope and moved (the mean towards the other prompt)."""
+        table = pd.DataFrame(list(self.parts), columns=["kind", "layer", "head"]).astype({"head": "Int64"})
+        table.insert(0, "part", [str(part) for part in self.parts])
         towards = ((self.moved[0] - self.moved[1]) / 2).mean(1)
-        rows = [
-            (str(part), *part, float(slope), float(moved))
-            for part, slope, moved in zip(self.parts, self.slope, towards, strict=True)
-        ]
-        table = pd.DataFrame(rows, columns=["part", "kind", "layer", "head", "slope", "moved"])
-        return table.astype({"head": "Int64"})
+        return table.assign(slope=self.slope.numpy(), moved=towards.numpy())
 
     def top(self, count: int) -> list[Part]:
         """Return the ``count`` parts with the largest slope, the largest first. Confirm them on other pairs."""

@@ -12,6 +12,7 @@ other's: effects of places with image tokens are NaN below (``PatchEffects.pictu
 cross-attention, in all layers: what is patched there is what words have of it.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -88,24 +89,18 @@ class PatchEffects:
     @property
     def table(self) -> pd.DataFrame:
         """Tidy table with columns place, layer, (of heads) head, row, clean, other, moved, effect, reason."""
-        moved, values = (some if self.heads else some[:, :, None] for some in (self.moved, self.values))
-        return pd.DataFrame(
-            {
-                "place": place_name(place),
-                "layer": layer,
-                **({"head": head} if self.heads else {}),
-                "row": row,
-                "clean": float(self.clean[row]),
-                "other": float(self.other[row]),
-                "moved": float(moved[i, j, k, row]),
-                "effect": float(values[i, j, k, row]),
-                "reason": self.reasons[i][row] or (AGAIN if place in PICTURED and layer < self.picture_ends else ""),
-            }
+        by_head = {"head": self.heads} if self.heads else {}
+        axes = {"place": map(place_name, self.places), "layer": self.layers, **by_head, "row": range(len(self.clean))}
+        table = pd.DataFrame(itertools.product(*axes.values()), columns=list(axes))
+        reasons = [
+            self.reasons[i][row] or (AGAIN if place in PICTURED and layer < self.picture_ends else "")
             for i, place in enumerate(self.places)
-            for j, layer in enumerate(self.layers)
-            for k, head in enumerate(self.heads or (None,))
-            for row in range(len(self.clean))
-        )
+            for layer in self.layers
+            for row in [*range(len(self.clean))] * max(len(self.heads), 1)
+        ]
+        margins = {name: getattr(self, name).expand_as(self.moved).flatten().numpy() for name in ("clean", "other")}
+        effects = {"moved": self.moved.flatten().numpy(), "effect": self.values.flatten().numpy()}
+        return table.assign(**margins, **effects, reason=reasons)
 
 
 def patch(

@@ -77,7 +77,11 @@ def probe(
     values, group, *nuisances = columns_of(saved, labels, groups, *balance)
     names, codes = np.unique(values, return_inverse=True)
     classes = tuple(map(str, names.tolist()))
-    result = _nothing(hidden, classes)
+    layers, rows, _ = hidden.shape
+    rates = np.full((4, layers), np.nan)
+    result = Probe(
+        classes, rates[0], rates[1], rates[2], rates[3], np.full((layers, rows), -1), np.full((layers, rows), np.nan)
+    )
     if not saved.any():
         return replace(result, reason="no case has such a place")
     try:
@@ -185,18 +189,3 @@ def _shuffled(
             if all(len(np.unique(dealt[train])) == len(np.unique(codes)) for train, _ in splits):
                 return dealt
     return rng.permutation(codes)
-
-
-def _nothing(hidden: Tensor, classes: tuple[str, ...]) -> Probe:
-    """A result filled with NaN."""
-    layers, rows, _ = hidden.shape
-    balanced, control, area, control_area = np.full((4, layers), np.nan)
-    return Probe(
-        classes=classes,
-        balanced_accuracy=balanced,
-        control=control,
-        auroc=area,
-        control_auroc=control_area,
-        predicted=np.full((layers, rows), -1),
-        score=np.full((layers, rows), np.nan),
-    )

@@ -10,12 +10,6 @@ from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
 
 
-def test_last_point_is_the_score(family: VLM, prompts: list[Prompt]) -> None:
-    margins = logit_lens(family, prompts).margins[0]
-    torch.testing.assert_close(margins[-1], family.score(prompts), atol=1e-5, rtol=0)
-    assert not torch.allclose(margins[0], margins[-1])
-
-
 def test_final_soft_cap_counts(prompts: list[Prompt]) -> None:
     vlm = VLM(*families.paligemma2())
     wide = logit_lens(vlm, prompts).margins[0]
@@ -48,6 +42,7 @@ def test_tokens_are_those_of_the_model_at_every_position(family: VLM, prompts: l
     torch.testing.assert_close(found.margins[:, 0, 0], family.margin(logits), atol=1e-5, rtol=1e-5)
     clear = (expected.values[:, 0] - expected.values[:, 1]) > 1e-4
     assert torch.equal(found.tokens[clear, 0, 0, 0], expected.indices[clear, 0])
+    assert not torch.allclose(logit_lens(family, prompt, layers=(0,)).margins, found.margins[-1:])
     last = found.table[found.table["place"] == 0]
     assert last["token"].tolist() == [family.tokenizer.decode([i]) for i in found.tokens[-1, 0, 0].tolist()]
     assert last["rank"].tolist() == [1, 2, 3]

@@ -127,7 +127,6 @@ def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None
         (lambda: plot.heat_grid({"a": grid(np.array([[-0.1, 0.5]]))}), "signed=True"),
         (lambda: plot.image_overlay(picture(1), {"a": np.full((2, 2), np.nan)}), "not finite"),
         (lambda: plot.heat_grid({"a": grid(np.ones((2, 2))), "b": grid(np.ones((2, 3)))}), "must be alike"),
-        (lambda: plot.layer_groups([]), "0 layers"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call: Callable[[], object], message: str) -> None:

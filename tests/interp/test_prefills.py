@@ -147,19 +147,6 @@ def test_few_prefills_are_held_at_once(vlm: VLM) -> None:
         assert 0 < cache.held <= before // 2
 
 
-def test_the_cache_is_an_attribute_and_replaces_nothing_of_the_model(vlm: VLM) -> None:
-    before = dict(vars(vlm.speaker))
-    cache = PrefillCache()
-    vlm.prefill_cache = cache
-    one, other = (vlm.generate(PROMPTS, max_new_tokens=3) for _ in range(2))
-    assert vars(vlm.speaker) == before
-    assert same(one, other)
-    assert (cache.computed, cache.reused) == (len(PROMPTS), len(PROMPTS))
-    vlm.prefill_cache = None
-    assert same(one, vlm.generate(PROMPTS, max_new_tokens=3))
-    assert cache.computed == len(PROMPTS)
-
-
 def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: VLM) -> None:
     calls: list[int] = []
     processed = vlm._processed
