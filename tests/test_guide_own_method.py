@@ -1,6 +1,5 @@
 """Every file in the guide to one's own methods is run as it stands, and does what the guide says."""
 
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -149,16 +148,3 @@ def test_each_command_ends_with_a_row_of_the_table(written: Path, command: str) 
     if "strength" in command:
         (settings,) = written.glob("outputs/*/*/.hydra/config.yaml")
         assert "strength: 2\n" in settings.read_text()
-
-
-@pytest.mark.long
-def test_what_is_to_be_typed_next_asks_the_same_method(written: Path) -> None:
-    said = typed(written, "method=file method.path=my_rule.py 'method.settings={strength: 2}' limit=2 draws=10")
-    (following,) = re.findall(r"experiments\.run (.*) model\.path=FOLDER_OR_HUB_ID", said)
-    again = typed(written, f"{following} model.path=organism:llava")
-    paths = sorted(written.glob("outputs/study/*/predictions.jsonl"))
-    of_both = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
-    answers = [[(line["arm"], line["case"], line["response"], line["margin"]) for line in lines] for lines in of_both]
-    assert len(answers) == 2
-    assert answers[0] == answers[1]
-    assert re.search(r"^my_rule +[\d.]+ ", again, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The controls: what must change nothing changes nothing, and what moves answers does what it says."""
+"""The controls and the prompts: what must change nothing changes nothing, and what moves answers does what it says."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, YesBias
 from mitigation.method import Baseline
+from mitigation.prompting import CONTEXT_PROMPT, SAFETY_SYSTEM_PROMPT, ContextPrompt, SafetyPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled
+from tests.tiny import picture
 
 MARGINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20).map(np.array)
 SHARES = st.floats(0, 1)
@@ -46,3 +48,19 @@ def test_no_constant_comes_nearer_to_the_share(margins: np.ndarray, share: float
 )
 def test_worked_examples(margins: list[float], share: float, shift: float) -> None:
     assert YesBias().fit(np.array(margins), share) == ConstantShift(shift)
+
+
+def test_the_context_prompt_is_a_line_before_the_question() -> None:
+    asked = Prompt("what is red", picture(), system="be safe", key="k")
+    changed = ContextPrompt().apply(asked)
+    assert changed.text == f"{CONTEXT_PROMPT}\nwhat is red"
+    assert (changed.image, changed.system, changed.key) == (asked.image, "be safe", "k")
+    assert ContextPrompt("please").apply(asked).text == "please\nwhat is red"
+    assert asked.text == "what is red"
+
+
+def test_the_safety_prompt_is_the_system_prompt_alone() -> None:
+    asked = Prompt("what is red", picture(), key="k")
+    changed = SafetyPrompt().apply(asked)
+    assert changed.system == SAFETY_SYSTEM_PROMPT
+    assert (changed.text, changed.image, changed.key) == ("what is red", asked.image, "k")

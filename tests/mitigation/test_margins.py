@@ -1,7 +1,9 @@
-"""Margins are read from the scores that the first token was chosen from, whatever a method does to them."""
+"""Margins are read from the scores that the first token was chosen from; by branch they are arithmetic of its parts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +16,22 @@ from experiments.evaluation.learning import examples
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.attention_steering import AttentionSteering
-from mitigation.method import Baseline, abilities
+from mitigation import (
+    M3ID,
+    PAI,
+    VCD,
+    AttentionSteering,
+    Baseline,
+    InstructionContrast,
+    PriorCorrection,
+    Sampled,
+    SelfContrast,
+    Shifted,
+    TextOnly,
+)
+from mitigation.method import abilities
 from mitigation.processors import CaseSampler, PlausibilityLogitsProcessor
 from mitigation.threshold import ConstantShift
-from mitigation.vcd import VCD
-from mitigation.wrappers import Sampled, Shifted
 from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
@@ -146,3 +158,56 @@ class Masking:
 
     def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[Mask([self.token], [0])])
+
+
+Formula = Callable[[Mapping[str, float]], float]
+WEIGHT = math.expm1(0.5)  # of M3ID at the first token
+
+
+def contrast(alpha: float, other: str) -> Formula:
+    return lambda margins: (1 + alpha) * margins["clean"] - alpha * margins[other]
+
+
+CASES: dict[str, tuple[Any, Formula]] = {
+    "vcd_sequential": (VCD(alpha=3.0, noise_step=999, branch="sequential"), contrast(3.0, "second_picture")),
+    "vcd_paired": (VCD(alpha=3.0, noise_step=999, branch="paired"), contrast(3.0, "second_picture")),
+    "vcd_without_contrast": (VCD(alpha=0.0), lambda margins: margins["clean"]),
+    "text_only": (TextOnly(alpha=2.0), contrast(2.0, "no_picture")),
+    "self_contrast": (SelfContrast(alpha=2.0), contrast(2.0, "same_picture")),
+    "prior": (PriorCorrection(weight=0.7), lambda margins: margins["clean"] - 0.7 * margins["prior"]),
+    "priors": (
+        PriorCorrection(weight=0.7, prior="neutral", pictures=2),
+        lambda margins: margins["clean"] - 0.7 * (margins["prior_1"] + margins["prior_2"]) / 2,
+    ),
+    "icd": (InstructionContrast(disturbance="consider the dog"), contrast(1.0, "disturbed")),
+    "m3id": (M3ID(forgetting=0.5, threshold=1.0), contrast(WEIGHT, "no_picture")),
+    "pai": (PAI(gamma=3.0, first_layer=0), contrast(2.0, "no_picture")),
+    "sampled": (Sampled(VCD(alpha=3.0)), contrast(3.0, "second_picture")),
+    "shifted": (Shifted(TextOnly(alpha=2.0), 0.5), lambda margins: contrast(2.0, "no_picture")(margins) + 0.5),
+    "steered": (AttentionSteering(1.0, method=VCD(alpha=3.0)), contrast(3.0, "second_picture")),
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_a_margin_is_the_formula_of_its_branches_margins(
+    vlm: VLM, prompts: list[Prompt], name: str, tokens: int
+) -> None:
+    method, formula = CASES[name]
+    assert [len(ids) for ids in vlm.answer_ids] == [1, 1]  # several spellings are summed, and no formula is linear then
+    answers = method.generate(vlm, prompts, max_new_tokens=tokens)
+    assert answers.branch_margins is not None
+    for margin, branches in zip(answers.margins.tolist(), answers.branch_margins, strict=True):
+        assert formula(branches) == pytest.approx(margin, abs=1e-4)
+
+
+def test_margins_at_another_weight_are_those_of_asking(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = VCD(alpha=1.0, noise_step=999)
+    branches = method.generate(vlm, prompts, max_new_tokens=1).branch_margins
+    asked = replace(method, alpha=8.0).generate(vlm, prompts, max_new_tokens=1)
+    assert branches is not None
+    expected = [contrast(8.0, "second_picture")(one) for one in branches]
+    assert asked.margins.tolist() == pytest.approx(expected, abs=1e-4)
+    plain = Baseline().generate(vlm, prompts, max_new_tokens=1)
+    assert plain.branch_margins is None
+    assert [one["clean"] for one in branches] == pytest.approx(plain.margins.tolist(), abs=1e-5)

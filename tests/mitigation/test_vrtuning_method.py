@@ -133,24 +133,6 @@ def test_an_answer_without_a_verdict_has_no_margin(trained: Trained, base: VLM) 
     assert not method(trained).generate(base, PROMPTS, max_new_tokens=3).margins.isnan().any()
 
 
-@pytest.mark.parametrize(
-    ("said", "place"),
-    [
-        ("the knife . No . </s>", 3),
-        ("Yes .", 0),
-        ("Yes", 0),
-        ("Yes , the knife", 0),
-        ("No knife . Yes .", 3),
-        ("the Yes knife", None),
-        ("the knife", None),
-        ("", None),
-    ],
-)
-def test_where_the_verdict_is(vlm: VLM, said: str, place: int | None) -> None:
-    ids = vlm.tokenizer.convert_tokens_to_ids(said.split())
-    assert verdict_position(vlm.tokenizer, ids, vlm.answer_ids) == place
-
-
 def test_another_adapter_is_another_method(trained: Trained, tmp_path: Path) -> None:
     one = method(trained)
     assert one == method(trained)

@@ -1,18 +1,32 @@
-"""The whole examination on networks whose mechanism was put in by hand: the story told is the one that was planted."""
+"""The whole examination on networks whose mechanism was planted, where nothing is there to find, and on a table."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.evaluation.attention_log import prompts_of
+from experiments.metrics.estimates import Resamples
 from experiments.report.text import lines
 from experiments.runs.results_table import Results
+from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.examination import Examination
 from experiments.studies.mechanism.interventions import effect_at
+from experiments.studies.mechanism.probes import CLAIMED, CLAIMS, UNTRAINED, YES, holds, of_claim, probe_rows
 from experiments.types import Sample
+from interp.hooks.residual import last_layer, residuals
+from interp.tools.untrained import untrained
 from interp.vlm import VLM
+from tests.experiments.benchmarks.iconworld_table import scored, write_table
+from tests.experiments.compose import run_of
+from tests.families import llava, paligemma, qwen2_vl
 from tests.planted import Plan, coloured, planted
+from tests.tiny import Pieces
 
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
 
@@ -102,3 +116,63 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     (difference,) = results.select(quantity="margin_distance", against="pictures")
     assert (difference.value or 0) < 0
     assert said[3].startswith("By what? Not by the sentence")
+
+
+FAMILIES = (llava, qwen2_vl, paligemma)
+STUDIES = 40  # of each family
+MOST = 0.05  # of studies with any claim
+
+
+def claims(family: Callable[[int], Pieces], seed: int) -> list[tuple[str, str]]:
+    """What is claimed of a random model on 288 cases of IconWorld: quantity and place."""
+    vlm = VLM(*family(1000 + seed))
+    scored = [case for case in IconWorld(seed=seed, size=24, pairs=3).load().samples if case.subset != "control"]
+    cases, layers = AnsweredCases(tuple(scored), ("no",) * len(scored)), range(last_layer(vlm) + 1)
+    prompts, places = prompts_of(cases.samples), ("image", "verdict")
+    margins = vlm.batches.scores(prompts).double().numpy()
+    states, *random = (
+        residuals(one, prompts, places=places, layers=layers)
+        for one in (vlm, *(untrained(vlm, seed=10 * seed + number) for number in range(UNTRAINED)))
+    )
+    texts, tags = [case.text for case in scored], [case.tags for case in scored]
+    some = Resamples.from_cases(cases.clusters, texts, tags, draws=500, seed=seed)
+    rows, _ = probe_rows(states, random, cases, margins, some, wanted=CLAIMS, seed=seed)
+    results = Results(rows)
+    assert all(row and row.value is not None for row in of_claim(results, "truth", "verdict", layers[-1]))
+    return [claim for claim in CLAIMED if holds(results, *claim, layers[-1]) == YES]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=() if one is llava else pytest.mark.slow) for one in FAMILIES],
+    ids=lambda family: family.__name__,
+)
+def test_of_a_random_model_nothing_is_claimed(family: Callable[[int], Pieces]) -> None:
+    assert claims(family, 0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_of_random_models_something_is_claimed_in_at_most_one_of_twenty(family: Callable[[int], Pieces]) -> None:
+    assert sum(bool(claims(family, seed)) for seed in range(STUDIES)) <= MOST * STUDIES
+
+
+PAIRS = 2  # of every sentence, plain and as many wrapped
+
+
+def told(name: str, folder: Path, *options: str) -> dict[str, Any]:
+    run = run_of(f"+exp={name}", f"output_root={folder}", *options)
+    run.task(run)
+    (path,) = folder.glob(f"*/*/{name}.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mechanism", "localise"])
+def test_what_is_answered_and_claimed_is_the_same(tmp_path: Path, name: str) -> None:
+    table = write_table(tmp_path / "table", scored(PAIRS))
+    ours = told(name, tmp_path / "ours", f"benchmark.pairs={PAIRS}")
+    theirs = told(name, tmp_path / "theirs", "benchmark=table", f"benchmark.path={table}")
+    assert ours["conclusions"] == theirs["conclusions"]

@@ -60,15 +60,6 @@ def test_it_discriminates_poorly_but_not_at_chance(baseline: Results) -> None:
     assert 0.55 <= value(baseline, "auroc") <= 0.85
 
 
-def test_every_answer_is_readable_and_benign_sentences_are_called_safe(baseline: Results) -> None:
-    counts = {entry.group: entry.value for entry in baseline.select(quantity=("status", "verdict"), subset="")}
-    assert not counts.get("verdict=no_verdict")
-    answered = baseline.get("baseline", "answered")
-    statuses = {group: count for group, count in counts.items() if group.startswith("status") and count}
-    assert statuses == {"status=answered": answered.n_of}
-    assert value(baseline, "accuracy", subset="control") >= 0.95
-
-
 @pytest.mark.long
 def test_it_sees_while_it_fails(organism: VLM) -> None:
     seen = right_answers(organism, 120, kinds=("caption", "kind", "sign"))
