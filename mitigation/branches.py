@@ -52,7 +52,7 @@ class BranchMethod:
 
     ``beta`` is the plausibility cutoff (None: none). ``pictured`` says why a prompt needs a picture, "" if it does not.
     ``uncut`` is whether the cutoff leaves both answers, if the most likely first token is one of them
-    (``mitigation.contrastive.formulas.uncut_answers``). ``other`` names what the further branches ask, in records of
+    (``mitigation.contrastive.processors.uncut_answers``). ``other`` names what the further branches ask, in records of
     their margins (``Generation.branch_margins``); of several, they are ``other_1``, ``other_2`` and so on.
     """
 
@@ -167,7 +167,7 @@ class Contrast(BranchMethod):
 
     def scores(self, logits: BranchLogits, step: int) -> "Tensor":
         """Return (1 + α)·clean − α·other (Leng et al. 2023, arXiv 2311.16922, equation 3)."""
-        from mitigation.contrastive.formulas import contrast
+        from mitigation.contrastive.processors import contrast
 
         return contrast(logits.clean, logits.others[0], alpha=self.alpha)
 

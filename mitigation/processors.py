@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, TopPLogitsWarper
 from interp.device_copies import to_device
 from interp.margin import AnswerIds, uncut_scores
 from mitigation.contrastive.corruption import case_generator
-from mitigation.contrastive.formulas import plausible, uncut_answers
+from mitigation.contrastive.processors import plausible, uncut_answers
 from mitigation.method import MethodFault
 from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
 
@@ -117,7 +117,7 @@ class PlausibilityLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """Return the scores of plausible tokens (``mitigation.contrastive.formulas.plausible``), −inf elsewhere."""
+        """Return the scores of plausible tokens (``mitigation.contrastive.processors.plausible``), −inf elsewhere."""
         self.uncut_scores = scores
         return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
 

@@ -162,7 +162,7 @@ class Decoder:
         """
         import torch
 
-        from mitigation.contrastive.formulas import uncut_answers
+        from mitigation.contrastive.processors import uncut_answers
 
         plausible = self._plausible(lists[0])
         yes, no = self.engine.answers

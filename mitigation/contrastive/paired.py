@@ -23,8 +23,7 @@ from interp.hooks.attention import is_intercepted
 from interp.margin import AnswerScores
 from interp.module_map import module_map_of
 from interp.output_head import float32_head
-from mitigation.contrastive.formulas import contrast, cut
-from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor
+from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor, contrast, cut
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta
 

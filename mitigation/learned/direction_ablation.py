@@ -129,7 +129,7 @@ class LearnedAblation(TrainedFile):
         Raises:
             UserError: it was learned on another model.
         """
-        from mitigation.learned.projection import levelled, projected
+        from mitigation.learned.state_edits import levelled, projected
 
         direction = self.direction(vlm)
         levels = self._vectors.tensors["levels"]
@@ -150,7 +150,7 @@ class AblateRandom:
         """Greedy answers and margins without the drawn direction."""
         import torch
 
-        from mitigation.learned.projection import projected
+        from mitigation.learned.state_edits import projected
 
         width = vlm.model.config.get_text_config().hidden_size
         drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed))
@@ -160,7 +160,7 @@ class AblateRandom:
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> float:
     """The mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
-    from mitigation.learned.projection import projected
+    from mitigation.learned.state_edits import projected
 
     with projected(vlm, direction):
         return float(vlm.batches.scores(prompts).double().mean())

@@ -90,7 +90,7 @@ class DriftCorrection:
             UserError: a prompt without a picture, a family that cannot be asked without one or whose states cannot be
                 read, or cases that cannot teach it.
         """
-        from mitigation.learned.drift_fitting import learn_drift
+        from mitigation.learned.state_edits import learn_drift
 
         check_pictured(prompts, WITHOUT_PICTURE)
         correction, about = learn_drift(vlm, prompts, safe, self)
@@ -141,7 +141,7 @@ class LearnedDrift(TrainedFile):
             UserError: it was learned on another model, or a prompt has no picture.
         """
         from interp.hooks.residual import residuals
-        from mitigation.learned.drift_fitting import Correction, corrected, exchanged
+        from mitigation.learned.state_edits import Correction, corrected, exchanged
 
         check_pictured(prompts, WITHOUT_PICTURE)
         correction, layer = Correction(**self._vectors.tensors), int(self.about["layer"])

@@ -22,8 +22,8 @@ from interp.tools.part_effects import part_effects
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
-from mitigation.learned.projection import levelled, projected
 from mitigation.learned.ridge_probe import margin_gradient
+from mitigation.learned.state_edits import levelled, projected
 from tests.families import FAMILIES
 from tests.plain_model import plain_afterwards
 from tests.tiny import picture

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mitigation.contrastive.formulas import contrast, cut, plausible
+from mitigation.contrastive.processors import contrast, cut, plausible
 
 ALPHAS = st.floats(0, 8)
 BETAS = st.floats(1e-6, 1)

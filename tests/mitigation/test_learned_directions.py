@@ -16,7 +16,6 @@ from mitigation.learned.activation_steering import DirectionSteering
 from mitigation.learned.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
 from mitigation.learned.drift import DriftCorrection
 from mitigation.learned.probe_readout import LearnedReadout, TruthReadout
-from mitigation.learned.projection import levelled, projected
 from mitigation.learned.ridge_probe import (
     PENALTIES,
     SHARE_PENALTIES,
@@ -26,6 +25,7 @@ from mitigation.learned.ridge_probe import (
     fit_readout,
     question_parts,
 )
+from mitigation.learned.state_edits import levelled, projected
 from mitigation.method import TrainableMethod, abilities
 from mitigation.wrappers import Shifted
 from tests.planted import Plan, coloured, direction, planted

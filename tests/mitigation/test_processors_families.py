@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from interp.errors import UserError
 from interp.vlm import Prompt
 from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.formulas import plausible
 from mitigation.contrastive.paired import generate_paired
-from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor, plausible
 from mitigation.vcd import VCD
 from tests.families import every_family
 from tests.mitigation.conftest import uncached

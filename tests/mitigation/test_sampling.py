@@ -5,7 +5,7 @@ import torch
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.formulas import plausible
+from mitigation.contrastive.processors import plausible
 from mitigation.method import Baseline
 from mitigation.processors import CaseSampler, PlausibilityLogitsProcessor, gumbel
 from mitigation.wrappers import Sampled

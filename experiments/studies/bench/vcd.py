@@ -79,7 +79,7 @@ def two_forwards(vlm: "VLM", prompts: Sequence[Prompt], *, max_new_tokens: int) 
     import torch
 
     from interp.generation import cache_in, with_cache
-    from mitigation.contrastive.formulas import contrast
+    from mitigation.contrastive.processors import contrast
 
     answers: list[torch.Tensor] = []
     branches = [dict(clean := vlm.encode(prompts)), dict(SEQUENTIAL.noised(vlm, prompts, clean))]
