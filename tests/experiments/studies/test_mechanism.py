@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ from interp.segments import segment
 from interp.tools.patching import PatchEffects
 from interp.vlm import VLM, Prompt
 from tests.planted import coloured
+from tests.snapshots import check
 from tests.tiny import picture
 
 BASE = "baseline"
@@ -539,42 +541,9 @@ class Told:
         return lines("mechanism", part="answers", results=results, details=details)
 
 
-STARTS = (
-    "Is the picture read? Yes.",
-    "Is it carried to the verdict? Yes, and more of it than the model says.",
-    "Where is it overruled? Before the picture arrives. At layer 1 of 2",
-    "By what? By the sentence.",
-    "How much returns when that is undone? Part of it.",
-)
-
-
-def test_the_story_has_five_sentences_with_intervals() -> None:
-    told = Told()
-    said = told.sentences()
-    assert len(said) == len(STARTS)
-    for sentence, start in zip(said, STARTS, strict=True):
-        assert sentence.startswith(start)
-        assert "[" in sentence
-        assert "n = " in sentence
-    assert "(+0.20 [" in said[4]
-    assert "5 of 9 wrong answers turn right, and 1 of 20 right answers turn wrong" in said[4]
-    assert "Alarming words: inconclusive." in said[3]
-    details, results = told.concluded()
-    notes = lines("mechanism", part="notes", results=results, details=details)
-    assert "A verdict is the sign of the margin (protocol=score)" in notes[4]
-    assert "less than 0.25 logits apart" in notes[6]
-    assert "No direction “unsafe picture”: too few." in notes
-    assert [line.split(". ", 1)[1] for line in sentences(details, results)] == said
-
-
 TRUTH: dict[str, Any] = {"target": "truth", "position": "verdict"}
-READ, CARRIED, WHERE, MADE = (
-    "Is the picture read? ", "Is it carried to the verdict? ", "Where is it overruled? ", "Where is the verdict made? "
-)  # fmt: skip
 WORDS: dict[str, Any] = {"group": "between=sentences", "against": "pictures"}
 CHANGE: dict[str, Any] = {"arm": PRIOR, "against": BASE}
-NOT_A_GUESS = "Inconclusive: the probe is not shown to be better than a guess."
-NOT_RANDOM = "Inconclusive: the probe is not shown to read more than in random weights."
 
 
 def patched(other: str, layer: int) -> dict[str, Any]:
@@ -593,54 +562,61 @@ def concept(position: str, value: float, n: int = 19) -> Callable[[Told], None]:
     return put("probe_accuracy", value, n=n, target="concept", position=position)
 
 
-@pytest.mark.parametrize(
-    ("number", "changes", "start"),
-    [
-        (0, [concept("image", 0.1)], READ + NOT_A_GUESS),
-        (0, [concept("image", 0.9, 4)], f"{READ}Too few cases (4 "),
-        (1, [truth(0.5)], f"{CARRIED}What the picture shows is."),
-        (2, [truth(0.5)], f"{MADE}Before the picture arrives."),
-        (2, [truth(0.5), lambda told: told.details["cases"].update(subset=None)], f"{WHERE}Nowhere"),
-        (1, [truth(0.5), concept("verdict", 0.1)], CARRIED + NOT_A_GUESS),
-        (1, [truth(0.8, 4)], f"{CARRIED}Too few cases (4 "),
-        (0, [lambda told: told.as_random("probe_accuracy")], READ + NOT_RANDOM),
-        (1, [lambda told: told.as_random("probe_auroc")], f"{CARRIED}What the picture shows is."),
-        (1, [lambda told: told.as_random("probe_auroc"), lambda told: told.as_random("probe_accuracy")],
-         CARRIED + NOT_RANDOM),
-        (1, [Told.unread], f"{CARRIED}Not claimed: no model with random weights was read to compare with (it takes "
-         "40.0 GiB beside the model, of which 1.0 are free)"),
-        (1, [put("probe_auroc", 0.5, rule=KIND, layer="2", **TRUTH)], f"{CARRIED}What the picture shows is."),
-        (1, [Told.untold], f"{CARRIED}This cannot be told here: no kind of picture is shown with both truths"),
-        (1, [put("pairs_ordered", -0.2, against="margin")], f"{CARRIED}Yes, but the model says more than it carries."),
-        (1, [put("pairs_ordered", 0.0, against="margin")], f"{CARRIED}Yes. Whether the model says less or more: incon"),
-        (1, [put("pairs_ordered", 0.0, width=0.01, against="margin")], f"{CARRIED}Yes, and the model says as much"),
-        (2, [put("patching_effect", 0.9, **patched("picture", 1))], f"{WHERE}Where the picture arrives."),
-        (2, [put("patching_effect", 0.9, **patched("picture", 1)),
-             put("patching_effect", 0.1, **patched("sentence", 1))],
-         f"{WHERE}After the picture has arrived. At layer 2"),
-        (2, [put("patching_effect", 0.54, **patched("sentence", 1))], f"{WHERE}Inconclusive: the sentence is not"),
-        (2, [put("patching_effect", 1.0, n=6, **patched("sentence", 1))], f"{WHERE}Too few cases to tell"),
-        (2, [lambda told: told.details["cases"].update(subset=None)], f"{WHERE}Nowhere: none of 29"),
-        (2, [lambda told: told.drop(quantity="patching_effect")], f"{WHERE}Patching cannot tell"),
-        (2, [put("patching_effect", 0.1, **patched("picture", 2))], f"{WHERE}Where the sentence arrives."),
-        (2, [put("patching_effect", 0.48, **patched("picture", 2))], f"{WHERE}Inconclusive: the sentence"),
-        (3, [put("margin_distance", -2.0, **WORDS)], "By what? Not by the sentence."),
-        (3, [put("margin_distance", 0.04, **WORDS)], "By what? Inconclusive."),
-        (3, [put("margin_distance", 1.7, n=3, **WORDS)], "By what? Too few cases (3 "),
-        (4, [put("undo_auroc", 0.04, **CHANGE)], "How much returns when that is undone? Inconclusive."),
-        (4, [put("undo_auroc", 0.001, width=0.01, **CHANGE)], "How much returns when that is undone? No relevant diff"),
-        (4, [put("undo_auroc", 0.01, width=0.004, **CHANGE)], "How much returns when that is undone? Part of it."),
-        (4, [put("undo_auroc", 0.2, n=7, **CHANGE)], "How much returns when that is undone? Too few cases (7 "),
-        (4, [put("undo_auroc", -0.2, **CHANGE)], "How much returns when that is undone? It gets worse."),
-    ],
-)  # fmt: skip
-def test_each_sentence_says_the_opposite_where_the_numbers_do(
-    number: int, changes: list[Callable[[Told], None]], start: str
-) -> None:
-    told = Told()
-    for change in changes:
-        change(told)
-    assert told.sentences()[number].startswith(start)
+def no_failure(told: Told) -> None:
+    told.details["cases"].update(subset=None)
+
+
+SAYS: dict[str, tuple[int, list[Callable[[Told], None]]]] = {  # what is changed → the sentence that says so
+    "the picture is guessed": (0, [concept("image", 0.1)]),
+    "few pictures": (0, [concept("image", 0.9, 4)]),
+    "no truth": (1, [truth(0.5)]),
+    "no truth, no mistake": (2, [truth(0.5)]),
+    "no truth, no failure": (2, [truth(0.5), no_failure]),
+    "neither truth nor picture": (1, [truth(0.5), concept("verdict", 0.1)]),
+    "few truths": (1, [truth(0.8, 4)]),
+    "random weights read the picture": (0, [lambda told: told.as_random("probe_accuracy")]),
+    "random weights read the truth": (1, [lambda told: told.as_random("probe_auroc")]),
+    "random weights read both": (
+        1, [lambda told: told.as_random("probe_auroc"), lambda told: told.as_random("probe_accuracy")]),
+    "no random weights": (1, [Told.unread]),
+    "no truth on other kinds": (1, [put("probe_auroc", 0.5, rule=KIND, layer="2", **TRUTH)]),
+    "one truth for each kind": (1, [Told.untold]),
+    "the margin says more": (1, [put("pairs_ordered", -0.2, against="margin")]),
+    "the margin may say more": (1, [put("pairs_ordered", 0.0, against="margin")]),
+    "the margin says as much": (1, [put("pairs_ordered", 0.0, width=0.01, against="margin")]),
+    "both arrive": (2, [put("patching_effect", 0.9, **patched("picture", 1))]),
+    "the picture arrives first": (2, [put("patching_effect", 0.9, **patched("picture", 1)),
+                                      put("patching_effect", 0.1, **patched("sentence", 1))]),
+    "half of the sentence": (2, [put("patching_effect", 0.54, **patched("sentence", 1))]),
+    "few sentences patched": (2, [put("patching_effect", 1.0, n=6, **patched("sentence", 1))]),
+    "no failure": (2, [no_failure]),
+    "nothing patched": (2, [lambda told: told.drop(quantity="patching_effect")]),
+    "the picture never arrives": (2, [put("patching_effect", 0.1, **patched("picture", 2))]),
+    "half of the picture": (2, [put("patching_effect", 0.48, **patched("picture", 2))]),
+    "not the sentence": (3, [put("margin_distance", -2.0, **WORDS)]),
+    "perhaps the sentence": (3, [put("margin_distance", 0.04, **WORDS)]),
+    "few sentences": (3, [put("margin_distance", 1.7, n=3, **WORDS)]),
+    "perhaps it returns": (4, [put("undo_auroc", 0.04, **CHANGE)]),
+    "nothing returns": (4, [put("undo_auroc", 0.001, width=0.01, **CHANGE)]),
+    "a little returns": (4, [put("undo_auroc", 0.01, width=0.004, **CHANGE)]),
+    "few cases undone": (4, [put("undo_auroc", 0.2, n=7, **CHANGE)]),
+    "it gets worse": (4, [put("undo_auroc", -0.2, **CHANGE)]),
+}  # fmt: skip
+
+
+def test_each_sentence_says_what_the_numbers_do() -> None:
+    details, results = Told().concluded()
+    story = Told().sentences()
+    assert [line.split(". ", 1)[1] for line in sentences(details, results)] == story
+    shown = ["--- as planted", *story, *lines("mechanism", part="notes", results=results, details=details)]
+    for name, (number, changes) in SAYS.items():
+        told = Told()
+        for change in changes:
+            change(told)
+        said = told.sentences()
+        assert said[number] != story[number], name
+        shown += [f"--- {name}", said[number]]
+    check(Path(__file__).with_name("snapshots") / "mechanism.txt", "\n".join(shown))
 
 
 def test_tables_and_figures_show_every_part() -> None:
