@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from experiments.metrics.pairs import are_pair, hash_key
-from experiments.metrics.sentence_families import TAG
+from experiments.metrics.case_groups import TAG, are_pair, hash_key
 from experiments.types import SCORED_SUBSETS, Sample, Status
 from interp.errors import UserError
 

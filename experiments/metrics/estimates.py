@@ -35,8 +35,8 @@ from experiments.metrics.bootstrap import (
     auroc,
     defined,
 )
+from experiments.metrics.case_groups import coded, sentence_codes
 from experiments.metrics.claims import SMALL, claim_of
-from experiments.metrics.sentence_families import coded, sentence_codes
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
 CLUSTER, TEMPLATE, CONCEPT = "cluster", "template", "concept"

@@ -16,9 +16,8 @@ from jaxtyping import Bool
 
 from experiments.judges.yes_no import published_correct
 from experiments.metrics.bootstrap import FEWEST, Codes, Mask, Pairs, Values, Weights
+from experiments.metrics.case_groups import all_pairs, contradiction, sentence_codes
 from experiments.metrics.estimates import factors
-from experiments.metrics.pairs import all_pairs
-from experiments.metrics.sentence_families import contradiction, sentence_codes
 from experiments.types import REFUSAL_SUBSETS, REFUSAL_VERDICTS, SCORED_SUBSETS, YES_NO_VERDICTS, Kind, Status, Verdict
 from interp.errors import UserError
 
@@ -70,7 +69,7 @@ class Cases:
 
     @cached_property
     def sentence(self) -> Codes:
-        """The code of each case's family of sentences, from 0 (``metrics.sentence_families``)."""
+        """The code of each case's family of sentences, from 0 (``metrics.case_groups``)."""
         return sentence_codes(self.texts or [""] * len(self.ids), self.tags)
 
     @cached_property

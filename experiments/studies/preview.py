@@ -17,8 +17,16 @@ from experiments.benchmarks.images import BadImage, one_picture
 from experiments.config import Run
 from experiments.evaluation.cases import limited
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.pairs import TIMES, Shared, drawn_pairs, is_safe
-from experiments.metrics.sentence_families import coded, contradiction, family_names, sentence_codes
+from experiments.metrics.case_groups import (
+    TIMES,
+    Shared,
+    coded,
+    contradiction,
+    drawn_pairs,
+    family_names,
+    is_safe,
+    sentence_codes,
+)
 from experiments.report.tables import say
 from experiments.runs.store import open_run
 from experiments.types import Kind, Loaded, Sample

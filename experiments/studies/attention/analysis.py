@@ -21,8 +21,8 @@ from jaxtyping import Float
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.looking_inside import yes_or_no
 from experiments.evaluation.matching import answered, image_donor, match_failures
+from experiments.metrics.case_groups import are_pair
 from experiments.metrics.claims import RULES
-from experiments.metrics.pairs import are_pair
 from experiments.report.text import lines
 from experiments.runs.analyses import guarded
 from experiments.runs.results_table import write_results

@@ -11,7 +11,7 @@ import pandas as pd
 
 from experiments.evaluation.attention_log import at_verdicts, prompts_of
 from experiments.evaluation.matching import MatchedCase
-from experiments.metrics.sentence_families import family_names
+from experiments.metrics.case_groups import family_names
 from experiments.report.figures import FORMATS
 from experiments.report.saved_run import thumbnail_name
 from experiments.types import Sample

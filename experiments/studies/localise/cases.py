@@ -3,7 +3,7 @@
 Cases and seed decide both. No model is involved. A *unit* is a group of pairs that share a family of sentences or a
 cluster. Every question uses the same pairs:
 
-``picture``   one sentence under two pictures, and one picture makes it unsafe (``experiments.metrics.pairs``);
+``picture``   one sentence under two pictures, and one picture makes it unsafe (``experiments.metrics.case_groups``);
 ``sentence``  one picture under two sentences: the case's own, and one of a few *reference* sentences. The references
               are from units that no other question uses, so results hold for random units;
 ``join``      what the sentence changes in the picture's effect: the effects of two pictures under the case's sentence,
@@ -21,8 +21,7 @@ from scipy.sparse.csgraph import connected_components
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.pairs import drawn_pairs
-from experiments.metrics.sentence_families import family_names
+from experiments.metrics.case_groups import drawn_pairs, family_names
 from experiments.types import Sample
 from interp.errors import UserError
 

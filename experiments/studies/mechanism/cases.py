@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from experiments.evaluation.matching import answered, match_failures
+from experiments.metrics.case_groups import all_pairs, family_names, hash_key, twins
 from experiments.metrics.estimates import CONCEPT, Resamples
-from experiments.metrics.pairs import all_pairs, hash_key, twins
-from experiments.metrics.sentence_families import family_names
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
@@ -165,7 +164,7 @@ def select(
 
 
 def twin_indices(cases: AnsweredCases, *, seed: int) -> Int[np.ndarray, " case"]:
-    """Return ``experiments.metrics.pairs.twins``, −1 without a twin."""
+    """Return ``experiments.metrics.case_groups.twins``, −1 without a twin."""
     return np.array([-1 if index is None else index for index in twins(cases.samples, seed=seed)])
 
 

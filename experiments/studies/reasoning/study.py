@@ -19,8 +19,8 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
+from experiments.metrics.case_groups import Shared, drawn_pairs
 from experiments.metrics.estimates import Resamples
-from experiments.metrics.pairs import Shared, drawn_pairs
 from experiments.report.figures import SCREEN, Line, Mark, lines_by_layer, points
 from experiments.report.sections import Section, SectionFigure
 from experiments.report.tables import fixed, percent, pivot, unit

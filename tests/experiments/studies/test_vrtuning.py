@@ -13,9 +13,8 @@ from experiments.evaluation import study
 from experiments.report.tables import percent
 from experiments.runs.results_table import read_results
 from experiments.runs.store import RunStore
-from experiments.studies.vrtuning.side_effects import PERCEPTION
 from experiments.studies.vrtuning.sources import build_data
-from experiments.studies.vrtuning.study import VRTuningStudy
+from experiments.studies.vrtuning.study import PERCEPTION, VRTuningStudy
 from tests.experiments.compose import run_of
 
 SMALL = (

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.studies.bench import harness, vcd
-from experiments.studies.bench.attention import AttentionBench, variants
+from experiments.studies.bench import harness
+from experiments.studies.bench.benches import (
+    PAIRED,
+    SEQUENTIAL,
+    AttentionBench,
+    attention_variants,
+    decoding_variants,
+    two_forwards,
+)
 from experiments.studies.bench.harness import PLAIN, rounds_of
 from experiments.studies.bench.models import LLAVA, configured, prompt_of, random_model
-from experiments.studies.bench.vcd import PAIRED, SEQUENTIAL, two_forwards
 from interp.loading import load
 from interp.segments import segment
 from interp.vlm import VLM
@@ -22,7 +28,7 @@ TOKENS, VARIANTS = 100, [PLAIN, "verdict", "all queries", "eager"]
 
 
 def test_variants_see_what_their_names_say_and_masses_are_those_of_eager_attention() -> None:
-    seen = {name: work() for name, work in variants("organism", TOKENS, "cpu", 0).items()}
+    seen = {name: work() for name, work in attention_variants("organism", TOKENS, "cpu", 0).items()}
     assert list(seen) == VARIANTS
     masses = seen["all queries"].pieces[0].mass[:, 0]  # layer head query segment
     eager = torch.stack([weights[0] for weights in seen["eager"]])
@@ -89,7 +95,7 @@ def test_the_loop_of_two_forwards_says_what_both_branches_say_and_not_what_the_m
 
 @pytest.mark.long
 def test_the_organism_answers_in_every_way() -> None:
-    answers: dict[str, Any] = {name: work() for name, work in vcd.variants("organism", 1, 24, "cpu", 0).items()}
+    answers: dict[str, Any] = {name: work() for name, work in decoding_variants("organism", 1, 24, "cpu", 0).items()}
     assert list(answers) == [PLAIN, "paired", "two forwards", "sequential"]
     looped = answers.pop("two forwards")
     lengths = {name: [len(answer.token_ids[0]) for answer in each] for name, each in answers.items()}

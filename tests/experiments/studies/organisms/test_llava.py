@@ -17,7 +17,7 @@ from experiments.judges.yes_no import YesNo
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results
 from experiments.studies.organisms.llava import label_probability, verdict_lessons
-from experiments.studies.vrtuning.side_effects import right_answers
+from experiments.studies.vrtuning.study import right_answers
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.prompting import CONTEXT_PROMPT

@@ -9,10 +9,18 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.metrics.case_groups import (
+    TIMES,
+    all_pairs,
+    are_pair,
+    contradiction,
+    drawn_pairs,
+    families,
+    sentence_codes,
+    twins,
+)
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE
-from experiments.metrics.pairs import TIMES, all_pairs, are_pair, drawn_pairs, twins
 from experiments.metrics.results import Evaluation, evaluate
-from experiments.metrics.sentence_families import contradiction, families, sentence_codes
 from experiments.types import Sample
 from tests.experiments.synthetic_predictions import from_margins, world
 

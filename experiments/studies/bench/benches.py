@@ -1,7 +1,9 @@
-"""``task=bench_vcd``: the cost of contrastive decoding, compared with plain decoding and with a loop of two forwards.
+"""``task=bench_attention`` and ``task=bench_vcd``: what recording attention costs, and contrastive decoding.
 
-Most models have random weights, since time depends on the shape. The answers of the bundled organism show what a branch
-saves if it is left out after a certain token. Imports neither torch nor transformers.
+Recording is compared with a plain forward and with eager attention. Contrastive decoding is compared with plain
+decoding and with a loop of two forwards. Most models have random weights, since time and memory depend on the shape.
+The answers of the bundled organism show what a branch saves if it is left out after a certain token. Imports neither
+torch nor transformers.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,70 @@ from mitigation.vcd import VCD
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
+RECORDED = {"verdict": 1.10, "all queries": 1.25}  # on a GPU
+
+
+@dataclass(frozen=True)
+class AttentionBench(Bench):
+    """The task. ``sizes`` name models, ``lengths`` prompts in tokens, picture included."""
+
+    sizes: list[str] = field(default_factory=lambda: ["cpu"])
+    lengths: list[int] = field(default_factory=lambda: [640, 1024, 2048])
+    numbers: ClassVar = "lengths"
+
+    def jobs(self, run: Run, device: str) -> list[Job]:
+        """Return a prompt of each length by model."""
+        limits = {} if device == "cpu" else RECORDED
+        return [
+            Job(f"{size}, {tokens} tokens", partial(attention_variants, size, tokens, device, run.seed), limits)
+            for size in self.sizes
+            for tokens in self.lengths
+        ]
+
+
+def attention_variants(size: str, tokens: int, device: str, seed: int) -> Variants:
+    """Return a plain forward, recorded forwards, and a forward with eager attention."""
+    from interp.segments import segment
+
+    vlm = _loaded(size, device, seed)
+    prompts = [prompt_of(vlm, tokens, seed=seed)]
+    encoded = vlm.encode(prompts)
+    recorded = partial(_recorded, vlm, encoded, segment(vlm, prompts, encoded))
+    return {
+        PLAIN: partial(_forward, vlm, encoded),
+        "verdict": partial(recorded, queries="VERDICT"),
+        "all queries": partial(recorded, queries="ALL"),
+        "eager": partial(_eager, vlm, encoded),
+    }
+
+
+_loaded = lru_cache(maxsize=1)(model_of)
+
+
+def _forward(vlm: "VLM", encoded: Any, **options: Any) -> Any:
+    """Read the prompt as ``generate`` does: with a cache, and with logits of the last position only."""
+    import torch
+
+    with torch.no_grad():
+        return vlm.model(**encoded, logits_to_keep=1, **options)
+
+
+def _recorded(vlm: "VLM", encoded: Any, segments: Any, *, queries: str) -> Any:
+    from interp.attention.record import Queries, record_attention
+
+    with record_attention(vlm, queries=Queries[queries], segments=segments) as record:
+        _forward(vlm, encoded)
+    return record
+
+
+def _eager(vlm: "VLM", encoded: Any) -> Any:
+    vlm.model.set_attn_implementation("eager")
+    try:
+        return _forward(vlm, encoded, output_attentions=True).attentions
+    finally:
+        vlm.model.set_attn_implementation("sdpa")
+
+
 PAIRED, SEQUENTIAL = VCD(branch="paired"), VCD(branch="sequential")
 # Size → tokens of a prompt and of a whole answer. The organism is asked cases of IconWorld, and ends its answers.
 TOKENS = {ORGANISM_SIZE: (0, 24), "cpu": (28, 8), "7b": (700, 32), "7b_qwen": (1500, 32)}
@@ -39,7 +105,7 @@ class VcdBench(Bench):
     def jobs(self, run: Run, device: str) -> list[Job]:
         """Return batches by model: verdicts of one token, and whole answers."""
         return [
-            Job(title, partial(variants, size, items, tokens, device, run.seed), LIMITS.get(title, {}))
+            Job(title, partial(decoding_variants, size, items, tokens, device, run.seed), LIMITS.get(title, {}))
             for size in self.sizes
             for items in self.items
             for tokens in (1, TOKENS[size][1])
@@ -47,7 +113,7 @@ class VcdBench(Bench):
         ]
 
 
-def variants(size: str, items: int, tokens: int, device: str, seed: int) -> Variants:
+def decoding_variants(size: str, items: int, tokens: int, device: str, seed: int) -> Variants:
     """Return plain answers, the published loop, and both branches."""
     vlm, batches = _prompts(size, items, device, seed)
     ways: Variants = {PLAIN: Baseline().generate, "paired": PAIRED.generate, "two forwards": two_forwards}
