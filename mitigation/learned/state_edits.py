@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from interp.device_copies import Copies
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
-from interp.vlm import VLM, Prompt
+from interp.vlm import Prompt
 from mitigation.steps import Steps
 from mitigation.validation import question_halves
 
@@ -135,7 +135,9 @@ class Correction:
 
 
 @contextmanager
-def corrected(vlm: VLM, correction: Correction, layer: int, strength: float, targets: States | None) -> Iterator[None]:
+def corrected(
+    vlm: "VLM", correction: Correction, layer: int, strength: float, targets: States | None
+) -> Iterator[None]:
     """Subtract ``strength`` times the drift from the verdict's state, and as much from every generated token's.
 
     ``targets`` are the states in words of one batch, for corrections that have nothing fitted.
@@ -168,7 +170,7 @@ def exchanged(captions: Sequence[str], prompts: Sequence[Prompt], known: Sequenc
 
 
 def learn_drift(
-    vlm: VLM, prompts: Sequence[Prompt], safe: Sequence[bool], settings: Any
+    vlm: "VLM", prompts: Sequence[Prompt], safe: Sequence[bool], settings: Any
 ) -> tuple[Correction, dict[str, Any]]:
     """Return the correction of a ``DriftCorrection`` at the best layer, and its description.
 
