@@ -9,6 +9,8 @@ from interp.tools.lens import lens_margins
 from interp.tools.patching import patch
 from interp.vlm import VLM
 from mitigation.method import Baseline
+from mitigation.peers import M3ID, InstructionContrast
+from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.bf16_wide import cases, exact_logits, exact_margins, head_inputs, wide_llava
 
@@ -84,6 +86,20 @@ def test_visual_contrast(wide: VLM, alpha: float, branch: str) -> None:
     exact = (1 + alpha) * clean - alpha * noised
     torch.testing.assert_close(found.margins.double(), exact, atol=CLOSE, rtol=0)
     same_effects(found.margins - clean, exact - clean, least=10)
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [(PriorCorrection(), (1, -1)), (InstructionContrast(), (2, -1)), (M3ID(forgetting=1.0, threshold=1.0), None)],
+    ids=["prior", "icd", "m3id"],
+)
+def test_other_contrasts(wide: VLM, method: object, weights: tuple[int, int] | None) -> None:
+    prompts = cases(20)
+    with head_inputs(wide) as states:
+        found = method.generate(wide, prompts, max_new_tokens=1)  # type: ignore[attr-defined]
+    clean, other = exact_margins(wide, states)
+    first, second = weights or (torch.e, 1 - torch.e)
+    torch.testing.assert_close(found.margins.double(), first * clean + second * other, atol=CLOSE, rtol=0)
 
 
 def test_lens(wide: VLM) -> None:
