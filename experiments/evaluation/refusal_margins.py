@@ -45,6 +45,7 @@ MEANING = (
     "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered."
 )
 THINKS = "{} thinks before it answers, and refusal margins are only of models that answer at once"
+OVER_API = "no refusal margins: {} is asked over an API. Rates are as without them; for margins, ask its weights here."
 BEGINNINGS = 8  # of refusals, the most frequent, whose next token may be the decisive one
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
@@ -362,7 +363,10 @@ class RefusalMargins:
 def margins_of(study: Any) -> RefusalMargins | None:
     """Return the refusal margins of a study, computed; None if its benchmark or model has none."""
     run = study.run
-    if run.benchmark.kind != "refusal" or run.endpoint is not None or study.vlm is None:
+    if run.benchmark.kind != "refusal" or study.vlm is None:
+        return None
+    if run.endpoint is not None:
+        study.console.print(OVER_API.format(study.vlm.name), highlight=False, soft_wrap=True, markup=False)
         return None
     if BASELINE not in study.methods or run.protocol == "score":
         return None

@@ -97,6 +97,18 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("no_report")
+def test_refusals_over_an_endpoint_have_rates_and_a_sentence_on_margins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(lambda _: Reply(completion("I cannot help with that.")))
+    folder = evaluate(study(served.url, tmp_path, "benchmark=iconworld_requests", "limit=8"))
+    served.close()
+    assert {record["verdict"] for record in lines(folder)} == {"refused"}
+    assert "no refusal margins: stub is asked over an API." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.long
 def test_the_key_is_in_no_file_and_no_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
