@@ -9,8 +9,9 @@ from PIL import Image
 
 from experiments.benchmarks.checks import checked, content_of
 from experiments.benchmarks.conversations import GIVEN, MIS, MTMCS
-from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.benchmarks.images import one_picture, open_pictures
+from experiments.benchmarks.published_benchmark import SIDES
 from experiments.benchmarks.table import table
 from experiments.evaluation.case_batches import prompt_of
 from interp.errors import UserError
@@ -228,3 +229,15 @@ def test_iconworlds_conversations_are_pairs_that_differ_in_a_turn_or_in_the_orde
     checked(IconWorld(split="conversations", pairs=1).load(), kind="yes_no", name="i", skip_bad=False)
     assert isinstance(open_pictures(samples[0]), tuple)
     assert isinstance(one_picture(samples[0]), Image.Image)
+
+
+def test_iconworld_asks_its_conversations_in_words_too() -> None:
+    asked, requests = (kind(split="conversations", pairs=1).cases() for kind in (IconWorld, IconWorldRequests))
+    assert [case.id for case in requests] == [case.id for case in asked]
+    for question, request in zip(asked, requests, strict=True):
+        assert request.prompt == request.text == request.turns[-1].text
+        assert question.turns[-1].text == question.prompt != request.prompt
+        assert request.images == question.images
+        assert [turn.text for turn in request.turns[:-1]] == [turn.text for turn in question.turns[:-1]]
+        assert (request.gold, request.subset) == SIDES["safe" if question.gold == "yes" else "unsafe"][::-1]
+        assert request.scenario in ("pictures", "turns")
