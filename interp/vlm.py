@@ -3,8 +3,8 @@
 ``load`` reads a checkpoint; ``VLM(model, processor)`` wraps a model in memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -134,7 +134,8 @@ class VLM(Encoder):
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": scores.processors}
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
-        with special_tokens_alone(*self._speakers), seeded(seed, self.device), float32_head(self.model):
+        speaking = special_tokens_alone(*self._speakers)
+        with speaking, seeded(seed, self.device), float32_head(self.model), self._fitting():
             output = self._run(batch, options) if decode is None else decode(self._run, batch, options)
         if logits_processor and not scores.ran:
             raise UserError(
@@ -227,6 +228,23 @@ class VLM(Encoder):
             result["texts"][row], result["thoughts"][row], result["thought_tokens"][row] = text, thought, tokens
         return result
 
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Run forwards; refuse in a sentence a processor that counts a picture's tokens otherwise than the model.
+
+        Raises:
+            UserError: it does.
+        """
+        try:
+            yield
+        except (ValueError, RuntimeError) as error:
+            if not all(words in str(error).lower() for words in ("image features", "image tokens")):
+                raise
+            raise UserError(
+                f"processor and weights of {self.name} do not fit: {' '.join(str(error).split())}; they count the "
+                "tokens of a picture alike; take the processor files that came with these weights"
+            ) from error
+
     def _go_on(self, input_ids: Int[Tensor, "row column"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
         """A stopping criterion that ends no answer: it leaves ``generate`` where the work is wanted no more."""
         self.batches.go_on()
@@ -278,7 +296,7 @@ class VLM(Encoder):
         # A list: the hidden states it selects from may be on another device than the inputs.
         columns = sorted({column - back for column in last for back in range(count)})
         # Without a cache: nothing is decoded, and keys and values take gigabytes at 7B.
-        with self.float32_logits(metric):
+        with self.float32_logits(metric), self._fitting():
             logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
         if logits.shape[1] != len(columns):  # some families give the logits of every column all the same
             columns = list(range(logits.shape[1]))

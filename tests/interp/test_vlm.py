@@ -216,3 +216,10 @@ def test_scores_that_are_no_numbers_are_the_models(vlm: VLM) -> None:
         vlm.model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(UserError, match="scores of tiny are not finite in float32"):
         vlm.generate(PROMPTS)
+
+
+def test_a_processor_that_does_not_fit_the_weights_is_named_in_a_sentence(vlm: VLM) -> None:
+    vlm.processor.num_additional_image_tokens += 3
+    for ask in (vlm.generate, vlm.score):
+        with pytest.raises(UserError, match="processor and weights of tiny do not fit"):
+            ask(PROMPTS)
