@@ -142,7 +142,7 @@ def test_text_alone_becomes_the_tokens_of_a_question_without_a_picture() -> None
 
 def test_rows_with_and_without_pictures_do_not_mix() -> None:
     rows = [Row(None, "a?", "", "b", "harmless"), Row(picture(), "a?", "", "b", "harmless")]
-    with pytest.raises(UserError, match="row 2 of the dataset has 1 pictures; the first has none"):
+    with pytest.raises(UserError, match="row 2 of the dataset has 1 pictures, and the first has none"):
         check_dataset(from_rows(rows).dataset, "sft")
 
 
