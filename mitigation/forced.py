@@ -20,6 +20,7 @@ from interp.generation import Generation, cache_in, with_cache
 from interp.margin import uncut_scores
 from interp.output_head import float32_head
 from interp.prefill_cache import altered
+from mitigation.branches import BranchMethod
 from mitigation.method import abilities
 from mitigation.wrappers import WrappedVLM
 
@@ -148,12 +149,17 @@ class ForcedVLM(WrappedVLM):
         **options: Any,
     ) -> "Generation":
         """Generate with forced tokens; after all openings are read, return empty answers."""
+        nothing = Generation(
+            [""] * len(prompts), [[] for _ in prompts], torch.full((len(prompts),), torch.nan), [True] * len(prompts)
+        )
+        if (read_openings := getattr(self._vlm, "read_openings", None)) is not None:  # a model behind an API
+            self.read.append(read_openings(prompts, self._openings))
+            return nothing
         processors = list(logits_processor or ())
         batch = self.encode(prompts) if encoded is None else encoded
         if not processors and options.keys() == {"max_new_tokens"} and reads_trees(self._vlm, batch):
             self.read.append(read_tree(self._vlm, batch, self._openings))
-            nothing = torch.full((len(prompts),), torch.nan)
-            return Generation([""] * len(prompts), [[] for _ in prompts], nothing, [True] * len(prompts))
+            return nothing
         self.forcing.append(ForcedTokens(self._stem, self._ends, processors))
         options["max_new_tokens"] = len(self._stem) + 1
         return super().generate(prompts, encoded=batch, logits_processor=[*processors, self.forcing[-1]], **options)
@@ -178,6 +184,10 @@ def log_probabilities(
     """
     if reason := abilities(method).unscored or abilities(method).unforced:
         raise UserError(f"{method!r} has no scores of forced tokens: {reason}")
+    if isinstance(method, BranchMethod) and hasattr(vlm, "read_openings"):
+        raise UserError(
+            f"{method!r} has no scores of forced tokens over an API: it contrasts them; ask the weights here"
+        )
     chances = torch.empty(len(prompts), len(openings))
     stems: dict[Tokens, list[int]] = {}
     for column, opening in enumerate(openings):

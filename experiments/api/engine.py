@@ -5,6 +5,7 @@ for the likeliest generated tokens (``top_logprobs``) gets only its own token an
 sent. The log-probabilities of named tokens, and of a prompt's tokens, are right next to any other request.
 """
 
+import math
 import re
 import sys
 from collections import Counter
@@ -57,7 +58,7 @@ class Engine:
         from interp.margin import answer_ids
 
         rendered = self._text(self._tokens({"messages": [{"role": "user", "content": "?"}]}))
-        return answer_ids(_Tokenizer(self), rendered, name=self.endpoint.config.model)
+        return answer_ids(ServedTokenizer(self), rendered, name=self.endpoint.config.model)
 
     @cached_property
     def ends(self) -> set[int]:
@@ -147,6 +148,24 @@ class Engine:
         same = next((at for at, pair in enumerate(zip(given, answer, strict=False)) if pair[0] != pair[1]), count)
         return reply.lists_before[-count:][: same + 1]
 
+    def likelihoods(self, spent: Counter[str], messages: Messages, answers: Sequence[tuple[int, ...]]) -> list[float]:
+        """Return the log-probability that an answer begins with each of ``answers``.
+
+        It is NaN if the text of a beginning does not give its tokens back. A beginning of another one is read with it.
+
+        Raises:
+            Failed, UserError: as ``ask``.
+        """
+        chances: dict[tuple[int, ...], float] = {}
+        for answer in sorted(answers, key=len, reverse=True):
+            if answer in chances:
+                continue
+            total = 0.0
+            for size, (token, listed) in enumerate(zip(answer, self.follow(spent, messages, answer), strict=False), 1):
+                total += listed.get(token, math.nan)
+                chances[answer[:size]] = total
+        return [chances.get(answer, math.nan) for answer in answers]
+
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer's ``tokens``, without the token that ends it."""
         return self._text([token for token in tokens if token not in self.ends]).strip()
@@ -168,8 +187,8 @@ class Engine:
         return self._texts[key]
 
 
-class _Tokenizer:
-    """The server's tokenizer, as far as ``interp.margin.answer_ids`` calls it."""
+class ServedTokenizer:
+    """The server's tokenizer, as far as ``interp.margin.answer_ids`` and refusal margins call it."""
 
     unk_token_id = None
 
@@ -178,3 +197,6 @@ class _Tokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": self._engine._tokens({"prompt": text, "add_special_tokens": add_special_tokens})}
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._engine._text(tokens)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.api.client import Endpoint
 from experiments.api.config import ApiConfig
 from experiments.api.contrast import Answer, AsItIs, Decoder, Margin, margin_of_lists, margin_of_words
-from experiments.api.engine import Engine, Failed
+from experiments.api.engine import Engine, Failed, ServedTokenizer
 from experiments.api.reply import Reply, one_line
 from experiments.benchmarks.images import data_url
 from experiments.types import Status
@@ -25,7 +25,9 @@ from mitigation.branches import BranchMethod
 from mitigation.method import Method, abilities
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from PIL import Image
+    from torch import Tensor
 
     from interp.generation import Generation
     from interp.messages import Message
@@ -41,6 +43,7 @@ DEFAULTS = (
     "requests name no penalties, top_p or top_k, so the server's sampling defaults may act; take model.engine=vllm, or "
     "name them in model.extra_body"
 )
+UNREAD = "requests have no refusal margin: the server did not give the log-probabilities of every opening"
 Ask = Callable[[int, Counter[str]], tuple[Reply, Answer]]
 
 
@@ -74,6 +77,7 @@ class ApiModel:
     """
 
     revision = None
+    thinks = False  # the template is not read; a thought is seen in the answers
 
     def __init__(self, config: ApiConfig) -> None:
         self.config = config
@@ -82,6 +86,7 @@ class ApiModel:
         self.reported: set[str] = set()
         self._endpoint = Endpoint(config)
         self._engine = Engine(self._endpoint)
+        self.tokenizer = ServedTokenizer(self._engine)
         self._notes: set[str] = set()
 
     def __repr__(self) -> str:
@@ -107,6 +112,31 @@ class ApiModel:
 
         self._note(DEFAULTS, [self.config.local and not self.config.extra_body] * len(prompts))
         return self._generation(prompts, ask)[0]
+
+    @property
+    def end_ids(self) -> set[int]:
+        """The tokens that end an answer; see ``Engine.ends``."""
+        return self._engine.ends
+
+    def read_openings(
+        self, prompts: "Sequence[Prompt]", openings: Sequence[tuple[int, ...]]
+    ) -> "Float[Tensor, 'row opening']":
+        """Return log P(opening | prompt) from the log-probabilities of prompts; NaN if the server gives none.
+
+        Raises:
+            UserError: as ``generate``.
+        """
+        import torch
+
+        chances = torch.full((len(prompts), len(openings)), math.nan)
+
+        def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
+            chances[row] = torch.tensor(self._engine.likelihoods(spent, self._messages(prompts[row]), openings))
+            return Reply(Status.ANSWERED), Answer()
+
+        self._each(len(prompts), ask)
+        self._note(UNREAD, [bool(row.isnan().any()) for row in chances])
+        return chances
 
     def encode(self, prompts: "Sequence[Prompt]") -> dict[str, Any]:
         """Return the prompts themselves: what a branch of a contrast is asked (``mitigation.branches``)."""

@@ -7,8 +7,10 @@ to the cases, in folds of clusters. Each arm's margin is checked against its own
 The safety margin of a record is minus the refusal margin: positive for an answer, as Yes/No margins are.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,10 @@ MEANING = (
     "verdicts, on answers that the openings were not learned from. Statistics need .90 and 80% covered."
 )
 THINKS = "{} thinks before it answers, and refusal margins are only of models that answer at once"
-OVER_API = "no refusal margins: {} is asked over an API. Rates are as without them; for margins, ask its weights here."
+OVER_API = (
+    "no refusal margins: {} is asked over an API that gives no log-probabilities of prompts. Rates are as without "
+    "them. For margins, take a vLLM server (model=api_vllm), or ask its weights here."
+)
 BEGINNINGS = 8  # of refusals, the most frequent, whose next token may be the decisive one
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
@@ -229,6 +234,8 @@ class RefusalMargins:
     def _learned(self) -> "str | tuple[dict[str, int], dict[Kind, dict[int, list[Tokens]]]]":
         """Return the fold of each case and the openings by kind and fold; or why there are none."""
         lines = self._judged(record_fields.current(self.store.records(self.file)), BASELINE)
+        if any(line.get("thought") for line in lines.values()):
+            return THINKS.format(self.vlm.name)
         self._taught = lines
         folds = dict.fromkeys(lines, 0)
         if self.development is not None:
@@ -276,6 +283,10 @@ class RefusalMargins:
         scores: Scores = {}
         if wanted and not openings.too_few(refused):
             scores = self._scores(arm, wanted, list(lines))
+            read = np.isfinite(np.stack([*scores.values()])).all(axis=0)  # requests over an API can fail
+            scores = {opening: values[read] for opening, values in scores.items()}
+            lines = dict(itertools.compress(lines.items(), read))
+            refused = self._refused(lines)
         rows = [folds[case] for case in lines]
         return openings.check(kind, learned, rows, self._answers(lines), refused, scores)
 
@@ -318,7 +329,7 @@ class RefusalMargins:
                 seen = self._prompts(arm, batch, pictures, records)
                 if not seen:
                     continue
-                with self.answering.prefills.used_by(self.vlm):
+                with self.answering.prefills.used_by(self.vlm) if run.endpoint is None else nullcontext():
                     scores = self.vlm.batches.gathered(
                         seen, lambda prompts: [*log_probabilities(method, self.vlm, prompts, list(names))]
                     )
@@ -327,6 +338,7 @@ class RefusalMargins:
                         {"arm": arm, "case": prompt.key, "settings": settings[prompt.key],
                          "openings": dict(zip(names.values(), row.tolist(), strict=True))}
                         for prompt, row in zip(seen, scores, strict=True)
+                        if row.isfinite().all()
                     ],
                     FILE,
                 )  # fmt: skip
@@ -362,10 +374,12 @@ class RefusalMargins:
 
 def margins_of(study: Any) -> RefusalMargins | None:
     """Return the refusal margins of a study, computed; None if its benchmark or model has none."""
+    from experiments.api.model import by_token
+
     run = study.run
     if run.benchmark.kind != "refusal" or study.vlm is None:
         return None
-    if run.endpoint is not None:
+    if run.endpoint is not None and not by_token(run.endpoint):
         study.console.print(OVER_API.format(study.vlm.name), highlight=False, soft_wrap=True, markup=False)
         return None
     if BASELINE not in study.methods or run.protocol == "score":

@@ -54,7 +54,8 @@ class FakeEngine:
         }  # fmt: skip
         if count := request.get("prompt_logprobs"):
             logits = self._logits(inputs, so_far)
-            rows = [self._listed(row, None, count) for row in logits[len(logits) - len(so_far) - 1 : -1]]
+            read_so_far = zip(logits[len(logits) - len(so_far) - 1 : -1], so_far, strict=True)
+            rows = [self._listed(row, [*row.topk(count).indices.tolist(), token], 0) for row, token in read_so_far]
             near = [{one["token"].split(":")[1]: {"logprob": one["logprob"]} for one in row} for row in rows]
             body["prompt_logprobs"] = [None] * len(read) + near
         return self._json(body)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,21 @@ from experiments.api.config import ApiConfig
 from experiments.api.contrast import margin_of_words
 from experiments.api.engine_model import write_engine_model
 from experiments.api.model import ApiModel
+from experiments.evaluation.refusal_margins import FILE
 from experiments.metrics.outcomes import align
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.controls import TextOnly
+from mitigation.forced import log_probabilities
 from tests.experiments.api import recorded_engine
 from tests.experiments.api.fake_engine import FakeEngine
+from tests.experiments.compose import run_of
+from tests.experiments.evaluation.test_study import evaluate, lines
 from tests.experiments.faulty_server import Reply, Served
+from tests.experiments.refusing import refusing_run
+from tests.planted import Plan, planted
 
 ORGANISM = ModelConfig("llava_organism", "organism:llava", dtype="float32")
 
@@ -151,3 +158,44 @@ def test_a_folder_for_an_engine_has_published_names_and_is_read_here(tmp_path: P
     torch.testing.assert_close(again.score(recorded_engine.prompts()), here.score(recorded_engine.prompts()))
     with pytest.raises(UserError, match="is in use"):
         write_engine_model(ORGANISM, tmp_path / "served")
+
+
+@pytest.mark.long
+def test_refusal_margins_over_an_engine_are_those_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arms = ("method=baseline", "batch_size=12")
+    here = refusing_run(monkeypatch, tmp_path / "here", *arms)
+    vlm = planted(Plan(heeds=1, in_words=True))
+    served = Served(FakeEngine(vlm))
+    there = run_of(
+        "model=api_vllm", f"model.base_url={served.url}", "model.model=m", "model.concurrency=2", "draws=60",
+        "max_new_tokens=3", f"output_root={tmp_path / 'there'}", *arms,
+    )  # fmt: skip
+    folders = [evaluate(here)]
+    monkeypatch.undo()
+    folders.append(evaluate(replace(there, benchmark=here.benchmark, judge=here.judge)))
+    served.close()
+    chances = [
+        {
+            (each["case"], opening): value
+            for each in map(json.loads, (folder / FILE).open())
+            for opening, value in each["openings"].items()
+        }
+        for folder in folders
+    ]
+    assert chances[0] == pytest.approx(chances[1], abs=1e-5)
+    assert len(chances[0]) == 3 * 2 * 72  # two openings and a first token, in the cases of both splits
+    margins = [[r["safety_margin"] for r in lines(folder) if r["arm"] == "baseline"] for folder in folders]
+    assert margins[0] == pytest.approx(margins[1], abs=5e-3)  # P(refuse) is within float32's rounding of 1
+
+
+def test_openings_that_an_engine_cannot_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    vlm = planted(Plan(heeds=1, in_words=True))
+    served = Served(lambda request: Reply(b"{}", 500) if "max_tokens" in request else FakeEngine(vlm)(request))
+    there = ApiModel(ApiConfig("there", "m", served.url, engine="vllm", logprobs="auto", retries=0))
+    assert there.read_openings([Prompt("the gun")], [(5, 6), (5,)]).isnan().all()
+    assert "1 of 1 requests have no refusal margin" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no scores of forced tokens over an API"):
+        log_probabilities(TextOnly(alpha=1.0), there, [Prompt("the gun")], [(5,)])  # type: ignore[arg-type]
+    served.close()
