@@ -40,7 +40,6 @@ from experiments.metrics.claims import SMALL, claim_of
 from interp.tools.held_out import FEWEST_CASES, FEWEST_GROUPS
 
 CLUSTER, TEMPLATE, CONCEPT = "cluster", "template", "concept"
-FACTORS = (TEMPLATE, CONCEPT)  # the family of a case's sentence, and what it shows
 
 Entry = dict[str, Any]
 Names = Sequence[Any] | np.ndarray  # of clusters, by case

@@ -8,7 +8,7 @@ import pytest
 from experiments.metrics.bootstrap import CONFIDENCE
 from experiments.metrics.claims import HIGHER
 from experiments.metrics.compare import Difference, difference, simultaneous
-from experiments.metrics.estimates import CLUSTER, FACTORS, Resamples, rate_floor
+from experiments.metrics.estimates import CLUSTER, CONCEPT, TEMPLATE, Resamples, rate_floor
 from tests.experiments.metrics.simulated import Design
 
 EACH, THINGS = 14, 40  # safe cases of a sentence; things that 24 sentences are asked of
@@ -86,4 +86,4 @@ def test_sentences_are_counted_where_they_are_resampled_and_cases_where_they_are
     assert few.entry is not None
     assert (few.error.sentences, few.entry["needed"].had) == (None, 8 * EACH)
     cases, _ = Design(tagged=True).cases(rng)
-    assert set(cases.factors) == {CLUSTER, *FACTORS}
+    assert set(cases.factors) == {CLUSTER, TEMPLATE, CONCEPT}
