@@ -168,14 +168,14 @@ class Benchmark(Protocol):
         """The name in records and reports."""
 
     def load(self) -> Loaded:
-        """The cases to evaluate.
+        """Return the cases to evaluate.
 
         Raises:
             UserError: the data is missing or cannot be used.
         """
 
     def development(self) -> Loaded | None:
-        """Cases to train and fit on, disjoint from ``load``'s; None where the benchmark has none."""
+        """Return cases to train and fit on, disjoint from ``load``'s; None where the benchmark has none."""
 
 
 @dataclass(frozen=True)
@@ -216,4 +216,4 @@ class Judge(Protocol):
         """The kind of benchmark it judges, and so the verdicts it gives."""
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """One judgement per item, in their order; ``Verdict.JUDGE_FAILED`` where an item cannot be judged."""
+        """Return one judgement per item, in their order; ``Verdict.JUDGE_FAILED`` where an item cannot be judged."""

@@ -95,7 +95,7 @@ class MemoryLimit:
     def parts(
         self, batch: Sequence[Thing], do: Callable[[Sequence[Thing]], Done], *, name: Callable[[Any], str] | None = None
     ) -> list[Done]:
-        """The results of ``do`` for as many parts of ``batch`` as memory requires, in order.
+        """Return the results of ``do`` for as many parts of ``batch`` as memory requires, in order.
 
         Raises:
             UserError: one alone does not fit; ``name`` says which (default: of a prompt).
@@ -191,7 +191,9 @@ class BatchContext:
         self.rule, self.limit = other.rule, other.limit
 
     def form(self, prompts: "Sequence[Prompt]", batch_size: int | None = None) -> list[list[int]]:
-        """The batches, as places in ``prompts``; ``batch_size`` is the most rows, or a study's rule if that is less."""
+        """Return the batches, as places in ``prompts``; ``batch_size`` is the most rows, or a study's rule if that is
+        less.
+        """
         rows = self.rule.rows if batch_size is None else batch_size
         rule = replace(self.rule, rows=rows if self.rule is DEFAULT else min(rows, self.rule.rows))
         counted = None if rule.tokens is None or self.lengths is None else self.lengths.of_prompts(prompts)
@@ -246,7 +248,7 @@ class BatchContext:
     def scores(
         self, prompts: "Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int | None = None
     ) -> "Tensor":
-        """The margin, or ``metric``, of every prompt (``VLM.score``), float32 on the CPU.
+        """Return the margin, or ``metric``, of every prompt (``VLM.score``), float32 on the CPU.
 
         Raises:
             UserError: as ``measured``.
@@ -260,12 +262,12 @@ class BatchContext:
     def _in_parts(
         self, batch: list[int], prompts: "Sequence[Prompt]", do: "Callable[[list[int]], Done]"
     ) -> "list[Done]":
-        """The results of ``do`` for as many parts of ``batch``, places in ``prompts``, as memory requires."""
+        """Return the results of ``do`` for as many parts of ``batch``, places in ``prompts``, as memory requires."""
         return self.limit.parts(batch, lambda some: do(list(some)), name=lambda at: _name(prompts[at]))
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
-    """The parts of a batch as one ``Generation``; counts of work are summed."""
+    """Return the parts of a batch as one ``Generation``; counts of work are summed."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -286,7 +288,7 @@ def _joined(values: list[Any]) -> Any:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether the error means that a device or the machine ran out of memory."""
+    """Return whether the error means that a device or the machine ran out of memory."""
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -347,7 +349,7 @@ class Lengths:
         return self.of(prompts, [[image.size for image in prompt.images] for prompt in prompts])
 
     def refusal(self, size: Size) -> str:
-        """Why the model's processor cannot take a picture of this size, "" if it can."""
+        """Return why the model's processor cannot take a picture of this size, "" if it can."""
         self._count_picture(size)
         return self.refused.get(size, "")
 

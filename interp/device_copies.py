@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor made on the host, on ``device``, without waiting."""
+    """Return a tensor made on the host, on ``device``, without waiting."""
     return tensor.to(device, non_blocking=True)
 
 
@@ -40,7 +40,7 @@ class Copies:
         self._made: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def like(self, other: Tensor) -> Tensor:
-        """The copy on the device and in the type of ``other``."""
+        """Return the copy on the device and in the type of ``other``."""
         key = (other.device, other.dtype)
         if key not in self._made:
             self._made[key] = self._tensor.to(*key, non_blocking=True)

@@ -69,7 +69,7 @@ class Encoder:
             )
 
     def require(self, tool: str) -> None:
-        """Checks that the self-check of this model (``interp.selfcheck``), if there was one, trusts ``tool``.
+        """Check that the self-check of this model (``interp.selfcheck``), if there was one, trusts ``tool``.
 
         Raises:
             UserError: it refused the tool.
@@ -95,7 +95,7 @@ class Encoder:
         return self.model.dtype
 
     def first_tokens(self, first: str, other: str) -> AnswerIds:
-        """The first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
+        """Return the first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
 
         Raises:
             UserError: no first token distinguishes them.
@@ -133,7 +133,8 @@ class Encoder:
         return [self.name, str(self.revision), self.preprocessing, str(self.dtype), *named]
 
     def other_than(self, earlier: Mapping[str, Any]) -> str:
-        """What tells this model from the one whose ``revision`` and ``preprocessing`` are ``earlier``; "" if nothing.
+        """Return what tells this model from the one whose ``revision`` and ``preprocessing`` are ``earlier``; "" if
+        nothing.
 
         What was recorded without preprocessing, or under another version of transformers, is compared by its weights.
         """
@@ -162,7 +163,7 @@ class Encoder:
         )
 
     def _turn_end(self) -> set[int]:
-        """The special token right behind an answer in the chat template; empty if there is none."""
+        """Return the special token right behind an answer in the chat template; empty if there is none."""
         messages = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
         messages.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
         try:
@@ -179,7 +180,7 @@ class Encoder:
         return {number: str(token) for number, token in added.items() if token.special and str(token)}
 
     def render(self, prompt: Prompt) -> str:
-        """The prompt as text, up to where the answer begins. The image is a single placeholder.
+        """Return the prompt as text, up to where the answer begins. The image is a single placeholder.
 
         Raises:
             UserError: as ``interp.prompt.render``; or the chat template ends it with an end token.
@@ -212,7 +213,9 @@ class Encoder:
         return encoded
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
+        """Return what ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode``
+        then sees.
+        """
         cache = self.prefill_cache
         batch = self._processed(prompts) if cache is None else cache.encoded(prompts, self._processed)
         if not any(prompt.answer_prefix for prompt in prompts):
@@ -242,7 +245,7 @@ class Encoder:
         return int(self.module_map.model_type == "paligemma")
 
     def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """The processor's outputs."""
+        """Return the processor's outputs."""
         texts = [self.render(prompt) for prompt in prompts]
         images = [list(prompt.images) for prompt in prompts]
         pictured = sum(map(bool, images))

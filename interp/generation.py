@@ -110,7 +110,7 @@ class Generation:
 
 
 def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"], seed: int | None) -> None:
-    """Rejects calls that would silently give wrong answers.
+    """Reject calls that would silently give wrong answers.
 
     Raises:
         UserError: right padding, several sequences per prompt, or sampling without a seed.
@@ -129,7 +129,7 @@ def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"
 def new_tokens(
     sequences: Int[Tensor, "row all"], input_ids: Int[Tensor, "row prompt"], *, ends: set[int], pad: int
 ) -> list[list[int]]:
-    """The generated ids of each row, up to and including the first end token.
+    """Return the generated ids of each row, up to and including the first end token.
 
     In some families ``sequences`` starts with the prompt, in others it holds only the new tokens.
     """
@@ -149,7 +149,7 @@ def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
 
 @contextmanager
 def special_tokens_alone(*speakers: Any) -> Iterator[None]:
-    """Hides the checkpoint's generation settings but for its special tokens.
+    """Hide the checkpoint's generation settings but for its special tokens.
 
     Suppressed tokens, minimum lengths, guidance, biases, stop strings and other settings of a checkpoint's
     ``generation_config.json`` would act in every call. ``speakers`` are modules with a ``generation_config``.
@@ -179,7 +179,7 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
 def appended(
     batch: Mapping[str, Any], tails: Sequence[Sequence[int]], *, pad: int, side: Literal["left", "right"], kind: int = 0
 ) -> dict[str, Any]:
-    """The batch with each row's tokens appended to its prompt, padded again on ``side``.
+    """Return the batch with each row's tokens appended to its prompt, padded again on ``side``.
 
     ``kind`` is the type of the new tokens if the family has ``token_type_ids``.
     """
@@ -199,7 +199,9 @@ def appended(
 
 
 def cache_in(values: Any) -> Any:
-    """The KV cache among a forward's arguments (a mapping) or in its output (an object); None where there is none."""
+    """Return the KV cache among a forward's arguments (a mapping) or in its output (an object); None where there is
+    none.
+    """
     # Its items, since a transformers output that is asked for the old name warns on the terminal.
     given = dict(values.items()) if isinstance(values, Mapping) else None
     for name in NAMES:

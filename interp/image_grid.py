@@ -53,7 +53,7 @@ class ImageTokens(NamedTuple):
 
 
 def grid_of(name: str, columns: Sequence[int], height: int, width: int, box: Box = WHOLE) -> PatchGrid:
-    """A grid of these columns, row by row.
+    """Return a grid of these columns, row by row.
 
     Raises:
         UserError: they do not fill it.
@@ -67,7 +67,7 @@ def grid_of(name: str, columns: Sequence[int], height: int, width: int, box: Box
 
 
 def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """One run, with the aspect ratio of the pixels that the model sees."""
+    """Return one run, with the aspect ratio of the pixels that the model sees."""
     pixels = tokens.batch["pixel_values"]
     if len(pixels) != tokens.pictures:
         raise UserError(
@@ -81,7 +81,7 @@ def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
 
 
 def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """The base grid, then the unpadded high-resolution grid, whose last column is the newline embedding."""
+    """Return the base grid, then the unpadded high-resolution grid, whose last column is the newline embedding."""
     from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
 
     vision = tokens.config.vision_config
@@ -111,7 +111,7 @@ def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
 
 
 def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
-    """The image tokens split into tiles of equal length (InternVL has no delimiter tokens between them)."""
+    """Return the image tokens split into tiles of equal length (InternVL has no delimiter tokens between them)."""
     length = getattr(tokens.processor, "image_seq_len", None) or tokens.processor.image_seq_length
     if len(tokens.columns) % length:
         raise UserError(
@@ -122,7 +122,7 @@ def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
 
 
 def _tile_arrangement(tokens: ImageTokens, tiles: int) -> tuple[int, int]:
-    """Rows and columns of tiles, by the image processor's own function for the picture's size.
+    """Return the rows and columns of tiles, by the image processor's own function for the picture's size.
 
     Not by the row and column tokens: Idefics3-8B has none in its vocabulary and spells them out in pieces.
     """
@@ -138,7 +138,7 @@ def _tile_arrangement(tokens: ImageTokens, tiles: int) -> tuple[int, int]:
 
 
 def _canvas(tokens: ImageTokens) -> tuple[int, int]:
-    """InternVL's rows and columns of tiles, by its image processor's own function."""
+    """Return InternVL's rows and columns of tiles, by its image processor's own function."""
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
     processor = tokens.processor.image_processor
@@ -149,7 +149,7 @@ def _canvas(tokens: ImageTokens) -> tuple[int, int]:
 
 
 def _by_numbers(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """The grid by the processor's numbers of patches or pixels, if the tokens fill it; else no grids."""
+    """Return the grid by the processor's numbers of patches or pixels, if the tokens fill it; else no grids."""
     vision: Any = getattr(tokens.config, "vision_config", None)
     merge = getattr(vision, "spatial_merge_size", getattr(tokens.config, "spatial_merge_size", None))
     grids: Any = tokens.batch.get("image_grid_thw")
@@ -176,7 +176,9 @@ GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
 
 
 def crop_box(image_processor: Any, size: tuple[int, int]) -> Box:
-    """The part of a picture of ``size`` (width, height) that remains after padding to a square and centre cropping."""
+    """Return the part of a picture of ``size`` (width, height) that remains after padding to a square and centre
+    cropping.
+    """
     width, height = size
     canvas = (max(size), max(size)) if getattr(image_processor, "do_pad", None) else size
     visible = [float(edge) for edge in canvas]

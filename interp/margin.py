@@ -53,7 +53,7 @@ _BEFORE = re.compile(  # **, <answer>, \boxed{
 
 
 def verdict_position(tokenizer: Any, ids: Sequence[int], answers: AnswerIds, *, opening: bool = False) -> int | None:
-    """The index in the generated ``ids`` of the token that says Yes or No, or None without a verdict.
+    """Return the index in the generated ``ids`` of the token that says Yes or No, or None without a verdict.
 
     By the evaluation's rules for verdicts: the last such token if no word follows it, else the first one of an answer
     that begins with its verdict; with ``opening`` the latter before the former. Markup may stand around it.
@@ -76,7 +76,8 @@ def verdict_position(tokenizer: Any, ids: Sequence[int], answers: AnswerIds, *, 
 def answer_ids(
     tokenizer: Any, rendered: str, *, name: str = "this model", words: tuple[str, str] = (YES, NO)
 ) -> AnswerIds:
-    """The first tokens of "Yes" and " Yes" ("No" and " No") as continuations of ``rendered``, a prompt without answer.
+    """Return the first tokens of "Yes" and " Yes" ("No" and " No") as continuations of ``rendered``, a prompt without
+    answer.
 
     ``words`` are asked for in place of these two.
 
@@ -211,11 +212,13 @@ class VerdictScores:
         )
 
     def margins(self, rows: int, steps: Sequence[int | None] | None = None) -> Float[Tensor, " row"]:
-        """The margins of the ``rows`` answers at the ``steps`` of their verdicts, as ``AnswerScores.margins``."""
+        """Return the margins of the ``rows`` answers at the ``steps`` of their verdicts, as
+        ``AnswerScores.margins``.
+        """
         return self._read(self._final, rows, steps)
 
     def unshifted(self, rows: int, steps: Sequence[int | None] | None = None) -> Float[Tensor, " row"] | None:
-        """The margins before the constants that processors added to them; None if none did."""
+        """Return the margins before the constants that processors added to them; None if none did."""
         return None if self._plain is self._final else self._read(self._plain, rows, steps)
 
     def _read(self, tap: "_Tap", rows: int, steps: Sequence[int | None] | None) -> Float[Tensor, " row"]:
@@ -235,7 +238,7 @@ class _Tap(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The scores as they are."""
+        """Return the scores as they are."""
         if not self.called:
             self.called, self._prompt = True, input_ids.shape[1]
         step = input_ids.shape[1] - self._prompt
@@ -255,6 +258,6 @@ def uncut_scores(
 
 
 def _draws(processor: LogitsProcessor) -> bool:
-    """Whether all that it does is draw."""
+    """Return whether all that it does is draw."""
     kind = type(processor)
     return getattr(processor, "sampled", kind.__name__.endswith("LogitsWarper")) and not hasattr(kind, "uncut_scores")

@@ -57,7 +57,7 @@ class ModuleMap:
         return self.geometry == "cross_attention"
 
     def path(self, part: str) -> str:
-        """The dotted path of ``part``.
+        """Return the dotted path of ``part``.
 
         Raises:
             UserError: it was not found.
@@ -72,7 +72,7 @@ class ModuleMap:
         return path
 
     def module(self, model: Any, part: str) -> Any:
-        """The module at ``part`` of ``model``.
+        """Return the module at ``part`` of ``model``.
 
         Raises:
             UserError: its path is not known.
@@ -96,7 +96,7 @@ class ModuleMap:
         return self._at(model, lambda block: block.heads_out)
 
     def heads(self, layer: int) -> int:
-        """The number of heads of a layer."""
+        """Return the number of heads of a layer."""
         return self.blocks[layer].heads
 
     def _at(self, model: Any, path: Callable[[Block], str]) -> dict[int, Any]:
@@ -119,7 +119,7 @@ class ModuleMap:
         return {i: self.module(model, "layers")[i] for i in getattr(text, self.crossing_layers)}
 
     def image_token_id(self, config: Any) -> int:
-        """The id of image tokens in ``input_ids``, from the config: the processor's may be a begin marker.
+        """Return the id of image tokens in ``input_ids``, from the config: the processor's may be a begin marker.
 
         Raises:
             UserError: the family reads its pictures by cross-attention, or its config names no image token.
@@ -128,7 +128,7 @@ class ModuleMap:
         return int(getattr(config, self.image_token))
 
     def require_image_tokens(self, name: str = "") -> None:
-        """Checks that the sequence has image tokens. Without them their share of attention is undefined, not 0.
+        """Check that the sequence has image tokens. Without them their share of attention is undefined, not 0.
 
         Raises:
             UserError: the family reads its pictures by cross-attention, or its config names no image token.
@@ -147,7 +147,7 @@ class ModuleMap:
 
 
 def module_map_of(model_or_config: Any) -> ModuleMap:
-    """The module map of a model, or of the model that a config describes.
+    """Return the module map of a model, or of the model that a config describes.
 
     Raises:
         UserError: no model that answers questions about pictures, or an encoder-decoder language model.
@@ -196,7 +196,7 @@ def _class_of(config: Any) -> Any:
 
 
 def _of_config(kind: Any, config: Any) -> ModuleMap:
-    """The module map of a model of class ``kind`` without weights; read once for each configuration."""
+    """Return the module map of a model of class ``kind`` without weights; read once for each configuration."""
     key = kind, f"{config.model_type} {config.to_json_string(use_diff=False)}"
     if key not in _BY_CONFIG:
         copied = copy.deepcopy(config)
@@ -207,7 +207,7 @@ def _of_config(kind: Any, config: Any) -> ModuleMap:
 
 
 def _read(model: Any, traced: Any) -> ModuleMap:
-    """The module map of ``model``; ``traced`` is the model that runs the words."""
+    """Return the module map of ``model``; ``traced`` is the model that runs the words."""
     facts: dict[str, Any] = dict(FACTS.get(model.config.model_type, {}))
     module_map = ModuleMap(model_type=model.config.model_type, **(_interface(model) | facts))
     if not module_map.layers:
@@ -228,7 +228,7 @@ def _read(model: Any, traced: Any) -> ModuleMap:
 
 
 def _interface(model: Any) -> dict[str, Any]:
-    """What transformers' own interface names."""
+    """Return what transformers' own interface names."""
     config = model.config
     names = {module: name for name, module in model.named_modules()}
     names_of_parts: dict[str, Any] = {}
@@ -247,7 +247,7 @@ def _interface(model: Any) -> dict[str, Any]:
 
 
 def _eyes(model: Any, base: Any, decoder: Any, head: Any, names: Mapping[Any, str]) -> dict[str, str]:
-    """The vision tower, and what brings its features to the language model's width."""
+    """Return the vision tower, and what brings its features to the language model's width."""
     tower = model.get_encoder(modality="image")
     if tower is model or decoder in set(tower.modules()):
         return {}
@@ -264,7 +264,7 @@ def _eyes(model: Any, base: Any, decoder: Any, head: Any, names: Mapping[Any, st
 
 
 def decoder_of(model: Any) -> Any:
-    """The language model without its head: ``get_decoder()``, or what it wraps, down to where the layers are."""
+    """Return the language model without its head: ``get_decoder()``, or what it wraps, down to where the layers are."""
     decoder = model.get_decoder()
     while _layers_of(decoder) is None:
         inner = decoder.get_decoder() if hasattr(decoder, "get_decoder") else decoder

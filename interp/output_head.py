@@ -61,7 +61,7 @@ def _exact(head: Any) -> Iterator[None]:
 
 
 def native_head(model: Any) -> str:
-    """Why margins of ``model`` come from its native head, as a sentence; "" if they are float32.
+    """Return why margins of ``model`` come from its native head, as a sentence; "" if they are float32.
 
     The recomputed logits are compared with the native ones at the first call, or when the head is first used. They are
     compared again if the head or its weights are others. What is found is named on stderr once.
@@ -107,7 +107,7 @@ def _parts(head: Any) -> list[Any]:
 
 
 def _reason(head: Any) -> str:
-    """Why the head's logits stay rounded; "" if they need not."""
+    """Return why the head's logits stay rounded; "" if they need not."""
     if not isinstance(head, nn.Linear):
         return f"the head is a {type(head).__name__}, no plain linear layer; if an adapter is on it, merge it"
     for weight in (part.weight for part in _parts(head)):
@@ -145,7 +145,7 @@ class _Whole:
         self._hidden: Tensor | None = None
 
     def before(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Leaves the native head nothing to compute."""
+        """Leave the native head nothing to compute."""
         hidden = arguments[0]
         if hidden.numel():
             self._hidden = hidden

@@ -58,7 +58,7 @@ def frames(image: Image.Image) -> int:
 
 
 def pixels(image: Image.Image | None) -> bytes:
-    """A digest of what a picture shows: equal for two objects, another once a picture was edited in place."""
+    """Return a digest of what a picture shows: equal for two objects, another once a picture was edited in place."""
     if image is None:
         return b""
     return hashlib.blake2b(image.tobytes(), digest_size=16, person=repr(image.size).encode()[:16]).digest()

@@ -167,7 +167,7 @@ def check_numbers(only: Sequence[int], count: int, name: str) -> None:
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts as a list, where one alone may be given."""
+    """Return the prompts as a list, where one alone may be given."""
     return [prompts] if isinstance(prompts, Prompt) else list(prompts)
 
 
@@ -177,7 +177,7 @@ def inverted(prompt: Prompt) -> Prompt:
 
 
 def render(processor: Any, prompt: Prompt, *, module_map: "ModuleMap", name: str) -> str:
-    """Renders the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
+    """Render the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
 
     Today is ``TODAY`` for a template that asks. A template that wants the system text as a string gets one.
 
@@ -245,7 +245,7 @@ def _dated(template: Any) -> dict[str, str]:
 
 
 def check_chat_template(processor: Any, name: str, *, model_type: str, path: str = "") -> None:
-    """Checks that there is a chat template. A guessed prompt format would change what is measured.
+    """Check that there is a chat template. A guessed prompt format would change what is measured.
 
     Raises:
         UserError: the processor has none; names the option of ``model=`` that has one for the family.
@@ -260,7 +260,7 @@ def check_chat_template(processor: Any, name: str, *, model_type: str, path: str
 
 
 def with_keywords(template: Any, keywords: Mapping[str, Any], *, name: str) -> Any:
-    """The chat template (Jinja, or several by their names) in which ``keywords`` have their values.
+    """Return the chat template (Jinja, or several by their names) in which ``keywords`` have their values.
 
     They are set in its first lines, so that whoever renders with it or hashes it sees them.
 
@@ -279,7 +279,7 @@ def with_keywords(template: Any, keywords: Mapping[str, Any], *, name: str) -> A
 
 
 def _literal(value: Any) -> str:
-    """A JSON value as Jinja writes it."""
+    """Return a JSON value as Jinja writes it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(str(key))}: {_literal(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):

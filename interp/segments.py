@@ -265,7 +265,7 @@ def _imageless(vlm: "VLM") -> str:
 
 
 def _words(rendered: str, position: Span | None, spans: Mapping[int, Span | None], name: str) -> tuple[Word, ...]:
-    """The words of the question, in order."""
+    """Return the words of the question, in order."""
     words = []
     for match in WORD.finditer(rendered, *position) if position else ():
         columns = tuple(column for column, span in spans.items() if overlaps(span, match.span()))
@@ -335,7 +335,7 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
 
 
 def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
-    """The span in ``rendered`` of each of ``ids`` (a row without padding and image tokens), or None.
+    """Return the span in ``rendered`` of each of ``ids`` (a row without padding and image tokens), or None.
 
     The processor tokenizes a longer string (expanded placeholders, delimiters, a BOS), so the tokens of ``rendered``
     are aligned with ``ids``. A slow tokenizer has no offsets, and finds none.
@@ -352,5 +352,5 @@ def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span 
 
 
 def overlaps(span: Span | None, other: Span) -> bool:
-    """Whether two spans share a character."""
+    """Return whether two spans share a character."""
     return span is not None and span[0] < other[1] and other[0] < span[1]

@@ -57,7 +57,7 @@ def write_tensors(
     vlm: "VLM",
     learned_from: "Sequence[Prompt] | None" = None,
 ) -> None:
-    """Writes ``tensors``, fractions as float32. Equal content gives equal bytes.
+    """Write ``tensors``, fractions as float32. Equal content gives equal bytes.
 
     Args:
         kind: the type of content, which ``read_tensors`` checks.
@@ -79,7 +79,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path, kind: str) -> NamedTensors:
-    """Reads what ``write_tensors`` wrote.
+    """Read what ``write_tensors`` wrote.
 
     Raises:
         UserError: the file does not exist, cannot be read, or holds another kind.
@@ -96,7 +96,7 @@ def read_tensors(path: Path, kind: str) -> NamedTensors:
 
 
 def description_of(path: Path) -> dict[str, Any]:
-    """The description in a file of any kind; empty where there is none, or no such file."""
+    """Return the description in a file of any kind; empty where there is none, or no such file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -118,7 +118,7 @@ def read_rows(path: Path) -> "TrainingRows | None":
 
 
 def digest_of(path: Path) -> str:
-    """The first 12 hex digits of the file's sha256.
+    """Return the first 12 hex digits of the file's sha256.
 
     Raises:
         UserError: there is no such file.

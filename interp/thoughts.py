@@ -52,7 +52,7 @@ def split(text: str, marks: tuple[Marks, ...] = MARKS, *, starts_thought: bool =
 
 @cache
 def _patterns(marks: tuple[Marks, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """The beginning of a thought, and its end; of no marks, patterns that are never found."""
+    """Return the beginning of a thought, and its end; of no marks, patterns that are never found."""
     opening, closing = (
         "|".join(map(re.escape, texts)) or "(?!)" for texts in ([m[0] for m in marks], [m[1] for m in marks])
     )
@@ -60,7 +60,7 @@ def _patterns(marks: tuple[Marks, ...]) -> tuple[re.Pattern[str], re.Pattern[str
 
 
 def check_marks(named: Mapping[str, Any]) -> None:
-    """Checks a pair of marks that the user names: ``{"open": "<reflect>", "close": "</reflect>"}``.
+    """Check a pair of marks that the user names: ``{"open": "<reflect>", "close": "</reflect>"}``.
 
     Raises:
         UserError: other keys, a mark that is no text or a blank one, or twice the same.
@@ -105,12 +105,12 @@ class Thoughts:
         self._by_text = tuple(pair for pair in self.marks if closing[pair[1]] is None)
 
     def closed(self, ids: Sequence[int]) -> bool:
-        """Whether generated ``ids`` hold a thought that has come to its end."""
+        """Return whether generated ``ids`` hold a thought that has come to its end."""
         spoken = self.spoken(ids, str(self._tokenizer.decode(ids, skip_special_tokens=True)), starts_thought=False)
         return bool(spoken.thought) and spoken.finished
 
     def starts_thought(self, prompt: str) -> bool:
-        """Whether the rendered ``prompt`` ends within a thought that it opens itself."""
+        """Return whether the rendered ``prompt`` ends within a thought that it opens itself."""
         return prompt.rstrip().endswith(tuple(opening for opening, _ in self.marks))
 
     def expected(self, prompt: str) -> bool:
@@ -121,7 +121,9 @@ class Thoughts:
         return bool(self.in_template) and not prompt.rstrip().endswith(tuple(closing for _, closing in self.marks))
 
     def tokens(self, prompt: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens that open a thought behind the rendered ``prompt`` (none where it does so), and that close it."""
+        """Return the tokens that open a thought behind the rendered ``prompt`` (none where it does so), and that close
+        it.
+        """
         opened = next((pair for pair in self.marks if prompt.rstrip().endswith(pair[0])), None)
         opening, closing = opened or (self.in_template or self.marks)[0]
         ids = [tuple(self._tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in (opening, closing)]
@@ -174,7 +176,7 @@ class Thoughts:
         return Spoken(self._decoded(ids[:end]), answer, finished=True, tokens=end)
 
     def _token(self, mark: str) -> int | None:
-        """The single token that a mark is; None where it is several."""
+        """Return the single token that a mark is; None where it is several."""
         token = self._tokenizer.convert_tokens_to_ids(mark)
         return None if token is None or token == self._tokenizer.unk_token_id else int(token)
 

@@ -40,7 +40,7 @@ class Block:
 
 
 def is_empty(model: nn.Module) -> bool:
-    """Whether its weights have no values: on the meta device, or on a device that computes nothing."""
+    """Return whether its weights have no values: on the meta device, or on a device that computes nothing."""
     weight = next(model.parameters(), None)
     return weight is None or weight.device.type not in ("cpu", "cuda", "mps", "xpu")
 
@@ -101,7 +101,7 @@ def inside(model: Any, language_model: str, layers_at: str, lm_head: str, *, pic
 
 
 def run_words(model: Any, lm_head: str, *, pictured: bool = False) -> Any:
-    """What ``model`` gives for a few words that are no special tokens, ``pictured`` with a blank picture."""
+    """Return what ``model`` gives for a few words that are no special tokens, ``pictured`` with a blank picture."""
     device = next(model.parameters()).device
     named = [getattr(model.config, name) for name in vars(model.config) if name.endswith(("token_id", "token_index"))]
     special = {token for some in named for token in (some if isinstance(some, list | tuple) else [some])}
@@ -121,7 +121,7 @@ def run_words(model: Any, lm_head: str, *, pictured: bool = False) -> Any:
 
 @contextmanager
 def bare(model: Any) -> Iterator[None]:
-    """Takes every hook off ``model`` while open, so that a forward is followed, recorded and edited by nobody."""
+    """Take every hook off ``model`` while open, so that a forward is followed, recorded and edited by nobody."""
     kinds = ("_forward_hooks", "_forward_pre_hooks")
     held = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in kinds]
     for module, kind, hooks in held:
@@ -156,7 +156,7 @@ def _note(
 
 
 def _first(values: Sequence[Any]) -> Tensor | None:
-    """The first floating-point tensor of arguments or of an output."""
+    """Return the first floating-point tensor of arguments or of an output."""
     for value in values:
         if isinstance(value, tuple | list):
             value = _first(value)
@@ -211,7 +211,7 @@ def _source(end: _Ran, children: list[_Ran]) -> str:
 
 
 def _is_norm(module: Any) -> bool:
-    """Whether its weights are vectors: a norm, a gain, or a dropout without any."""
+    """Return whether its weights are vectors: a norm, a gain, or a dropout without any."""
     return all(weight.ndim <= 1 for weight in module.parameters())
 
 

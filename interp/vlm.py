@@ -112,7 +112,7 @@ class VLM(Encoder):
         decode: Decode | None = None,
         **generate_kwargs: Any,
     ) -> Generation:
-        """Answers the prompts: greedily, unless ``generate_kwargs`` say otherwise, ignoring the checkpoint's settings.
+        """Answer the prompts: greedily, unless ``generate_kwargs`` say otherwise, ignoring the checkpoint's settings.
 
         ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
         leaves the global generator alone; a sampled answer depends on its batch. Margins are read from the scores that
@@ -209,7 +209,8 @@ class VLM(Encoder):
     def split_thoughts(
         self, rows: Sequence[Sequence[int]], rendered: Sequence[str], prefixes: Sequence[Sequence[int]] = ()
     ) -> dict[str, Any]:
-        """Thoughts and answers of generated ids, as ``Thoughts.split_rows``; the template opens all prompts alike.
+        """Return thoughts and answers of generated ids, as ``Thoughts.split_rows``; the template opens all prompts
+        alike.
 
         A thought includes its beginning in ``prefixes``. A thought that ended there is left out.
         """
@@ -246,7 +247,7 @@ class VLM(Encoder):
             ) from error
 
     def _go_on(self, input_ids: Int[Tensor, "row column"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
-        """A stopping criterion that ends no answer: it leaves ``generate`` where the work is wanted no more."""
+        """Return a stopping criterion that ends no answer: it leaves ``generate`` where the work is wanted no more."""
         self.batches.go_on()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 

@@ -116,7 +116,7 @@ class PriorCorrection(BranchMethod):
 
 
 def grey_picture(size: tuple[int, int]) -> "Image":
-    """A mid-grey picture of this width and height, in RGB."""
+    """Return a mid-grey picture of this width and height, in RGB."""
     from PIL import Image
 
     return Image.new("RGB", size, GREY)
@@ -125,7 +125,7 @@ def grey_picture(size: tuple[int, int]) -> "Image":
 def prior_inputs(
     vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, pictures: int, seed: int, only: Sequence[int] = ()
 ) -> list[Mapping[str, Any]]:
-    """The prompts' inputs with their pictures replaced by ``prior`` (see ``PriorCorrection``).
+    """Return the prompts' inputs with their pictures replaced by ``prior`` (see ``PriorCorrection``).
 
     One entry for ``none`` and ``blank``, else ``pictures`` entries.
 
@@ -154,7 +154,8 @@ def prior_inputs(
 def prior_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", prior: str = "blank", *, pictures: int = 4, seed: int = 0
 ) -> "Tensor":
-    """The margin of each sentence without its picture, averaged over the pictures of ``prior``; float32 on the CPU.
+    """Return the margin of each sentence without its picture, averaged over the pictures of ``prior``; float32 on the
+    CPU.
 
     One batch, one forward per picture. Use with ``vlm.score(prompts)`` in ``prior_share``.
 
@@ -202,7 +203,7 @@ class PriorShare(NamedTuple):
 def prior_share(
     margins: Float[np.ndarray, " case"], priors: Float[np.ndarray, " other"], sentences: Sequence[str]
 ) -> PriorShare:
-    """Decomposes ``margins`` (with the picture) by ``priors`` (without it, averaged) of the cases' ``sentences``.
+    """Decompose ``margins`` (with the picture) by ``priors`` (without it, averaged) of the cases' ``sentences``.
 
     Raises:
         UserError: lengths that differ, fewer than three cases, a number that is not finite, or margins all alike.

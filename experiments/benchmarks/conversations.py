@@ -49,7 +49,7 @@ class MTMCS(PublishedBenchmark):
         check_part("turns", self.turns, ("own", "given"))
 
     def find(self) -> Collected:
-        """All conversations that the files name."""
+        """Return all conversations that the files name."""
         cases = Collected(self.folder)
         answer = Turn("assistant", (GIVEN,) if self.turns == "given" else ())
         for part in (self.part,) if self.part != "both" else VARIED:
@@ -88,7 +88,7 @@ class MIS(PublishedBenchmark):
         check_part("level", self.level, (*LEVELS, "all"))
 
     def find(self) -> Collected:
-        """All requests that the files name."""
+        """Return all requests that the files name."""
         cases = Collected(self.folder)
         for level in (self.level,) if self.level != "all" else LEVELS:
             for number, (source, where, row) in enumerate(published_rows(self.folder, f"mis_{level}", self.GET)):

@@ -127,10 +127,10 @@ class Run(Settings):
 
 
 def digest(value: object) -> str:
-    """A short hash of any JSON value, independent of the order of keys."""
+    """Return a short hash of any JSON value, independent of the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def answered_elsewhere(arms: Mapping[str, Any]) -> bool:
-    """Whether no arm calls a model."""
+    """Return whether no arm calls a model."""
     return all(isinstance(method, Responses) for method in arms.values())

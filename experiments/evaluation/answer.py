@@ -59,7 +59,7 @@ class _Arm:
     latest: Mapping[str, dict[str, Any]]  # as it was before anything is asked
 
     def holds(self, sample: Sample) -> bool:
-        """Whether the answer to the case as it is now is recorded."""
+        """Return whether the answer to the case as it is now is recorded."""
         record = self.latest.get(sample.id)
         if record is None or record["status"] == Status.TRANSPORT_FAILED:
             return False
@@ -165,7 +165,7 @@ class Answering:
         self.store.wait()
 
     def _due(self, arms: Iterable[_Arm], batch: Sequence[Sample]) -> list[Sample]:
-        """The cases of the batch that some arm is asked now."""
+        """Return the cases of the batch that some arm is asked now."""
         wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=self._each_costs)}
         return [sample for sample in batch if sample.id in wanted]
 
@@ -360,7 +360,7 @@ class Answering:
 
 
 def _own(picture: Opened) -> Any:
-    """A copy for one arm, whose method may edit it in place."""
+    """Return a copy for one arm, whose method may edit it in place."""
     if isinstance(picture, tuple):
         return tuple(each.copy() for each in picture)
     return None if picture is None else cast("Any", picture).copy()

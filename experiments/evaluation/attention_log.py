@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def prompts_of(samples: Sequence[Sample]) -> "list[Prompt]":
-    """What the study asks of each case."""
+    """Return what the study asks of each case."""
     return [prompt_of(s, open_pictures(s)) for s in samples]
 
 
 def at_verdicts(vlm: "VLM", prompts: "Sequence[Prompt]", method: "Method", *, max_new_tokens: int) -> "list[Prompt]":
-    """The prompts; of a model that thinks first, begun with what it says by ``method`` before its verdicts.
+    """Return the prompts; of a model that thinks first, begun with what it says by ``method`` before its verdicts.
 
     Raises:
         UserError: a thought was cut off.
@@ -84,7 +84,7 @@ def record_cases(
     *,
     max_new_tokens: int,
 ) -> dict[str, Any]:
-    """Answers ``samples`` under ``arms`` once more and writes where the first tokens of each answer looked.
+    """Answer ``samples`` under ``arms`` once more and write where the first tokens of each answer looked.
 
     Returns the contents of ``attention/cases.json``: ``note`` and ``cases[id][arm]``. Each entry has ``tokens`` of the
     answer, ``layers``, ``groups`` of heads, and ``grid`` (rows, columns; null without image). ``keys`` are the text
@@ -114,7 +114,7 @@ def _recorded(
     samples: Sequence[Sample],
     max_new_tokens: int,
 ) -> list[dict[str, Any]]:
-    """What ``record_cases`` says of each case under one arm."""
+    """Return what ``record_cases`` says of each case under one arm."""
     from interp.attention.record import record_attention
 
     steps = range(min(TOKENS, max_new_tokens))
@@ -149,7 +149,7 @@ def packed(
     ids: Sequence[int],
     cells: int = CELLS,
 ) -> dict[str, Any]:
-    """The maps of one prompt by step, ascending, as ``record_cases`` has them; ``ids`` are the answer's tokens.
+    """Return the maps of one prompt by step, ascending, as ``record_cases`` has them; ``ids`` are the answer's tokens.
 
     A step below 0 is a token of the prompt (``interp.attention.record``), and is spelled by it.
     """
@@ -193,13 +193,13 @@ def _averaged(result: "AttentionMap", width: int) -> Float[Tensor, "layer group 
 
 
 def _grid(segments: "RowSegments") -> "PatchGrid | None":
-    """The grid over the whole picture, or else the first there is."""
+    """Return the grid over the whole picture, or else the first there is."""
     covering = [grid for grid in segments.grids if grid.name in WHOLE_PICTURE]
     return next(iter([*covering, *segments.grids]), None)
 
 
 def _picture(weights: Float[Tensor, "token layer group column"], grid: "PatchGrid", most: int) -> dict[str, Any]:
-    """The share of attention in each cell of the picture."""
+    """Return the share of attention in each cell of the picture."""
     patches = weights[..., grid.columns]
     height, width = grid.columns.shape
     cells = (min(height, most), min(width, most))

@@ -34,13 +34,15 @@ OF_SCORES = re.compile(r"\b(alpha|beta|gamma|shift|weight|temperature|top_p)=[^,
 
 
 def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
-    """Slices of ``size`` items, in order; the last may be shorter."""
+    """Return slices of ``size`` items, in order; the last may be shorter."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) -> list[list[Sample]]:
-    """The batches of one arm: by length, or in the order of the cases without a budget or a model to count tokens."""
+    """Return the batches of one arm: by length, or in the order of the cases without a budget or a model to count
+    tokens.
+    """
     counted = None
     if lengths is not None and rule.tokens is not None:
         counted = lengths.of(*outlines(samples))
@@ -105,7 +107,7 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
 
 
 def prefetch_images(work: Sequence[Sequence[Sample]]) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
-    """Each batch with its images, in order; a ``BadImage`` takes the position of an image that cannot be opened.
+    """Return each batch with its images, in order; a ``BadImage`` takes the position of an image that cannot be opened.
 
     Meanwhile, threads open the images of the next batches (Pillow releases the GIL while it decodes). Close
     the generator (``contextlib.closing``) when leaving early, so that images not yet begun are never opened.

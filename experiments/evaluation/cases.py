@@ -17,7 +17,7 @@ SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "co
 
 
 def load_cases(run: Run, console: Console) -> Loaded:
-    """The benchmark's cases; prints which cannot run here.
+    """Return the benchmark's cases, and print which cannot run here.
 
     Raises:
         UserError: none can run, or some fail their checks and ``benchmark.skip_bad`` is not set.
@@ -32,7 +32,7 @@ def load_cases(run: Run, console: Console) -> Loaded:
 
 
 def development_cases(run: Run, tested: Sequence[Sample]) -> Loaded | None:
-    """The cases of the benchmark's development split, none of them ``tested``; None where it has none.
+    """Return the cases of the benchmark's development split, none of them ``tested``; None where it has none.
 
     Raises:
         UserError: some fail their checks, or are tested too, and ``benchmark.skip_bad`` is not set.
@@ -59,7 +59,9 @@ def _checked(run: Run, loaded: Loaded, name: str) -> Loaded:
 
 
 def on_benchmark(run: Run, benchmark: Benchmark, name: str, *, tokens: int, described: Mapping[str, Any]) -> Run:
-    """The run on ``benchmark``, under ``name`` and with its kind's judge; ``described`` is what its hash has of it."""
+    """Return the run on ``benchmark``, under ``name`` and with its kind's judge; ``described`` is what its hash has of
+    it.
+    """
     fits = run.judge_named and run.judge.kind == benchmark.kind
     return replace(
         run,

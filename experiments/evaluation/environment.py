@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def describe(run: Run, vlm: "VLM | None", loaded: Loaded, complete: int) -> dict[str, Any]:
-    """The contents of environment.json, before the run has finished; ``complete`` counts cases without a limit."""
+    """Return the contents of environment.json, before the run has finished; ``complete`` counts cases without a
+    limit.
+    """
     return {
         **provenance.machine(vlm),
         "seed": run.seed,
@@ -81,7 +83,7 @@ def bundled(run: Run) -> list[str]:
 
 
 def program() -> str:
-    """How this program was started: ``forestlens``, with its folder where that is not on the path."""
+    """Return how this program was started: ``forestlens``, with its folder where that is not on the path."""
     started = Path(sys.argv[0])
     if started.stem != "forestlens":
         return "python -m experiments.run"

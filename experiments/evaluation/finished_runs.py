@@ -14,7 +14,7 @@ from interp.errors import UserError
 
 
 def needed(run: str | None, task: str) -> Path:
-    """The directory ``run``, which ``task`` cannot do without.
+    """Return the directory ``run``, which ``task`` cannot do without.
 
     Raises:
         UserError: there is none.
@@ -34,7 +34,7 @@ def derived(
     *,
     pictures: Sequence[Path],
 ) -> Path:
-    """Writes a run made of others' answers, and gives its report; the same command continues what was cut off.
+    """Write a run made of others' answers, and build its report; the same command continues what was cut off.
 
     ``sources`` say what it was made of and by whom. ``files`` are its JSON files, ``results`` its results table,
     ``pictures`` the runs whose thumbnails are copied.
@@ -55,7 +55,7 @@ def derived(
 
 
 def fill(folder: Path, contents: Mapping[str, str | bytes | Path]) -> None:
-    """Empties ``folder`` and writes ``contents`` into it: texts, bytes, and copies of the files at paths, by name.
+    """Empty ``folder`` and write ``contents`` into it: texts, bytes, and copies of the files at paths, by name.
 
     Raises:
         UserError: it cannot be written.
@@ -74,6 +74,6 @@ def fill(folder: Path, contents: Mapping[str, str | bytes | Path]) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

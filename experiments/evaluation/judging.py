@@ -22,7 +22,7 @@ JUDGE = "margin"  # the judge in records of scored verdicts
 
 
 def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", judge: Judge) -> list[dict[str, Any]]:
-    """The records of one batch, its answers judged together."""
+    """Return the records of one batch, its answers judged together."""
     generation = _told_apart(generation)
     statuses = [record_fields.status_of(generation, index) for index in range(len(samples))]
     readable = [index for index, status in enumerate(statuses) if status.has_text and generation.texts[index]]
@@ -111,7 +111,9 @@ def _answered(
 
 
 def judgement_without_text(judge: Judge) -> Judgement | None:
-    """The judgement of an answer without text: "no verdict" in a yes/no benchmark, None (unknown) in a refusal one."""
+    """Return the judgement of an answer without text: "no verdict" in a yes/no benchmark, None (unknown) in a refusal
+    one.
+    """
     return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
 
 

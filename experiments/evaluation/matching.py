@@ -70,7 +70,7 @@ def match_failures(
 
 
 def answered(samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], *, arm: str) -> list[Sample]:
-    """The cases with an image that ``arm`` answered: neither the transport failed nor the image."""
+    """Return the cases with an image that ``arm`` answered: neither the transport failed nor the image."""
     done = {r["case"] for r in records if r["arm"] == arm and not Status(r["status"]).excluded}
     return [sample for sample in samples if sample.image is not None and sample.id in done]
 
@@ -91,7 +91,7 @@ def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None
 
 
 def unlikeness(a: Sample, b: Sample) -> float:
-    """How much the wording of two cases of one subset differs; 0 for the same template, wrapper and scenario.
+    """Return how much the wording of two cases of one subset differs; 0 for the same template, wrapper and scenario.
 
     A case without a template is compared by its text.
     """
@@ -115,7 +115,7 @@ def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Samp
 
 
 def sample_with_id(samples: Sequence[Sample], case: str) -> Sample:
-    """The sample whose id is ``case``.
+    """Return the sample whose id is ``case``.
 
     Raises:
         UserError: there is none; some known ids are named.

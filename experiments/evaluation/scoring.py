@@ -147,7 +147,7 @@ def _languages(frame: pd.DataFrame) -> list[str]:
 
 
 def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
-    """The ``languages`` in which the judge was not measured, and the ``share`` of the answers in them."""
+    """Return the ``languages`` in which the judge was not measured, and the ``share`` of the answers in them."""
     spoken = _languages(frame)
     unmeasured = getattr(judge, "unmeasured", None)
     languages = unmeasured({*spoken}) if unmeasured else []

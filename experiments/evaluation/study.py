@@ -49,7 +49,7 @@ Prepare = Callable[[RunStore], "Mapping[str, Method]"]
 def run(
     run: Run, *, validated: ValidatedRun | None = None, prepare: Prepare | None = None, after: Sequence[Analysis] = ()
 ) -> Path:
-    """Evaluates all arms, writes the record, the metrics and the report, prints the summary, returns the directory.
+    """Evaluate all arms, write records, metrics and report, print the summary, and return the directory.
 
     Several processes of a launch share the cases, and rank 0 does the rest. ``prepare`` is called with the open
     directory, before the model is loaded, and returns the arms that answer. The analyses come last: attention, then
@@ -109,7 +109,7 @@ def open_study(
 
 
 def baseline_only(run: Run) -> Run:
-    """The same run with the baseline as its only arm, which is then the arm under study.
+    """Return the same run with the baseline as its only arm, which is then the arm under study.
 
     Raises:
         UserError: it has none.
@@ -123,7 +123,7 @@ def baseline_only(run: Run) -> Run:
 
 
 def check_budget(run: Run, vlm: Any) -> None:
-    """Checks that a model which thinks first, by its chat template, has room for a thought.
+    """Check that a model which thinks first, by its chat template, has room for a thought.
 
     Raises:
         UserError: it has not.
@@ -142,7 +142,7 @@ def check_budget(run: Run, vlm: Any) -> None:
 
 
 def check_first_token(vlm: Any, tool: str) -> None:
-    """Checks that a model's verdict is its first token, where a ``tool`` compares prompts token by token.
+    """Check that a model's verdict is its first token, where a ``tool`` compares prompts token by token.
 
     Raises:
         UserError: it thinks first, and two thoughts differ in their tokens.
@@ -156,7 +156,7 @@ def check_first_token(vlm: Any, tool: str) -> None:
 
 
 def connected(run: Run) -> Any:
-    """The model: a VLM, or an ``ApiModel`` in its place; None where no arm calls a model."""
+    """Return the model: a VLM, or an ``ApiModel`` in its place; None where no arm calls a model."""
     if answered_elsewhere(run.arms):
         return None
     if run.endpoint is not None:
@@ -211,7 +211,7 @@ class Study:
         return record_fields.ordered(here, arms)
 
     def attention(self) -> list[Analysis]:
-        """The analyses of attention that the run asks for."""
+        """Return the analyses of attention that the run asks for."""
         return [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
 
     def answer_all(self) -> None:
@@ -251,7 +251,7 @@ class Study:
                 self.arms.exclude(arm, f"it learns from the refusal margin: {error}")
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
-        """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
+        """Measure and print the results, do the ``analyses``, each on its own, and build the report.
 
         An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
@@ -353,7 +353,7 @@ class Study:
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def finish(self, analyses: Sequence[Analysis] = ()) -> None:
-        """Ends a run with metrics and tables of its own: nothing is scored, no report is built; ``analyses`` as above.
+        """End a run with metrics and tables of its own: nothing is scored, no report is built; ``analyses`` as above.
 
         It counts as finished where none of them is missing.
         """

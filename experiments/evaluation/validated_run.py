@@ -49,7 +49,7 @@ class ValidatedRun:
 
 
 def validate(run: Run, console: Console | None = None, *, to_come: Collection[str] = ()) -> ValidatedRun:
-    """Checks all of ``run`` that can be checked without weights, and loads its cases.
+    """Check all of ``run`` that can be checked without weights, and load its cases.
 
     ``to_come`` names arms that are chosen on the development split before the study. What cannot run here, and what is
     left out, is printed.
@@ -118,7 +118,7 @@ def excluded_arms(run: Run, samples: Sequence[Sample] = (), teaching: Sequence[S
 
 
 def check_contrasts(run: Run, arms: Collection[str], kind: Kind) -> None:
-    """Checks ``run.contrasts`` against the ``arms`` that there are.
+    """Check ``run.contrasts`` against the ``arms`` that there are.
 
     Raises:
         UserError: an entry names other than two arms, or one that is not there, or the benchmark is of refusals.
@@ -218,7 +218,7 @@ def check_learning(
 
 
 def _check_endpoint(run: Run) -> None:
-    """Refuses what a model behind an API cannot be asked.
+    """Refuse what a model behind an API cannot be asked.
 
     Raises:
         UserError: there are several processes, an arm needs more than an API gives, or the API cannot be used.

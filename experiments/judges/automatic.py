@@ -16,7 +16,7 @@ class Automatic:
     """
 
     def for_kind(self, kind: Kind) -> Judge:
-        """The judge that reads answers of ``kind``."""
+        """Return the judge that reads answers of ``kind``."""
         if kind == "yes_no":
             return YesNo()
         from experiments.judges.refusal_classifier import RefusalClassifier

@@ -92,19 +92,19 @@ class Phrases:
 
 @functools.cache
 def languages() -> tuple[str, ...]:
-    """The tags of the languages that have a list, sorted."""
+    """Return the tags of the languages that have a list, sorted."""
     folder = files("experiments.judges") / "phrases"
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
 def primary(tag: str) -> str:
-    """The first part of a language tag, in lower case: "zh" of "zh-Hant"."""
+    """Return the first part of a language tag, in lower case: "zh" of "zh-Hant"."""
     return re.split(r"[-_]", tag.strip().lower(), maxsplit=1)[0]
 
 
 @functools.cache
 def phrases(tag: str) -> Phrases:
-    """The list of a language.
+    """Return the list of a language.
 
     Raises:
         UserError: there is no list for it.
@@ -121,12 +121,14 @@ def phrases(tag: str) -> Phrases:
 
 
 def all_phrases() -> tuple[Phrases, ...]:
-    """Every language's list. All are tried on a text, for a model may answer in another language than it was asked."""
+    """Return every language's list. All are tried on a text, for a model may answer in another language than it was
+    asked.
+    """
     return tuple(phrases(tag) for tag in languages())
 
 
 def matcher(written: tuple[str, ...], *, spaced: bool) -> re.Pattern[str]:
-    """One pattern for phrases in the syntax of this module; with ``spaced``, only whole words."""
+    """Return one pattern for phrases in the syntax of this module; with ``spaced``, only whole words."""
     joined = "|".join(_pattern(phrase, _GAPS[spaced]) for phrase in written)
     return re.compile(f"{_LETTER_BEFORE}(?:{joined}){_LETTER_AFTER}" if spaced else f"(?:{joined})")
 
@@ -167,7 +169,7 @@ class Signs(NamedTuple):
 
 
 def signs(response: str) -> Signs:
-    """What all languages' phrase lists find in a response."""
+    """Return what all languages' phrase lists find in a response."""
     text = normalised(response)
     refusals = [match for listed in all_phrases() for match in listed.refusing.finditer(text)]
     openings = [match for listed in all_phrases() if (match := listed.opening.search(text, 0, OPENING))]
@@ -184,7 +186,9 @@ def signs(response: str) -> Signs:
 
 
 def without_answer(response: str) -> Judgement | None:
-    """The judgement of a response that has no character, or none behind its thought; None for one that answers."""
+    """Return the judgement of a response that has no character, or none behind its thought; None for one that
+    answers.
+    """
     if not response.strip():
         return EMPTY
     return None if split(response).answer.strip() else _ONLY_A_THOUGHT
@@ -204,7 +208,7 @@ def read(response: str) -> Judgement:
 
 
 def shipped_card() -> Path:
-    """The judge card that measures the shipped refusal judges (``task=judge_validation``)."""
+    """Return the judge card that measures the shipped refusal judges (``task=judge_validation``)."""
     return Path(str(files("experiments.judges") / "judge_card.json"))
 
 
@@ -221,7 +225,7 @@ class RefusalRule:
         return shipped_card()
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """Verdicts complied, partial, refused; judge_failed for an empty response, and where no list can tell.
+        """Return verdicts complied, partial, refused; judge_failed for an empty response, and where no list can tell.
 
         The last is an answer to a question in a language without a phrase list in which no list finds a refusal.
         """

@@ -93,7 +93,7 @@ class ClusterBootstrap:
 
     @classmethod
     def once(cls, cluster: Codes) -> "ClusterBootstrap":
-        """The cases as they are, as a single sample: what computes the draws computes the estimate as well."""
+        """Return the cases as they are, as a single sample: what computes the draws computes the estimate as well."""
         return cls(cluster, np.ones((1, int(cluster.max(initial=0)) + 1), dtype=np.uint8))
 
     @classmethod
@@ -102,18 +102,22 @@ class ClusterBootstrap:
         return cls.from_codes(np.unique(np.asarray(names), return_inverse=True)[1], draws=draws, seed=seed)
 
     def clusters(self, where: Weights | None = None) -> int:
-        """The number of clusters the cases come from; with one there is no spread to estimate."""
+        """Return the number of clusters the cases come from; with one there is no spread to estimate."""
         return self.sizes(where).number
 
     def sizes(self, where: Weights | None = None) -> Clusters:
-        """The clusters of the cases that ``where`` counts: once, or as often as a case has a part in a quantity."""
+        """Return the clusters of the cases that ``where`` counts: once, or as often as a case has a part in a
+        quantity.
+        """
         weights = np.ones(len(self.cluster)) if where is None else where.astype(float)
         return Clusters.of_sizes(np.bincount(self.cluster, weights))
 
     def sums(
         self, columns: Float[np.ndarray, "case column"], where: Mask | None = None
     ) -> Float[np.ndarray, "draw column"]:
-        """The sum of each column; ``columns`` has a row for every case, also for cases that ``where`` excludes."""
+        """Return the sum of each column; ``columns`` has a row for every case, also for cases that ``where``
+        excludes.
+        """
         used = slice(None) if where is None else where
         by_cluster = np.zeros((self.multiplicity.shape[1], columns.shape[1]))
         np.add.at(by_cluster, self.cluster[used], columns[used])
@@ -121,11 +125,11 @@ class ClusterBootstrap:
         return np.concatenate([self.multiplicity[i : i + CHUNK].astype(np.float64) @ by_cluster for i in chunks])
 
     def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Draws:
-        """The sum of ``top`` over the sum of ``bottom``."""
+        """Return the sum of ``top`` over the sum of ``bottom``."""
         return ratio(*self.sums(np.stack([top, bottom], axis=1).astype(float), where).T)
 
     def mean(self, values: Values, where: Mask | None = None) -> Draws:
-        """The mean of ``values``."""
+        """Return the mean of ``values``."""
         return self.ratio(values, np.ones(len(values)), where)
 
     def pair_mean(self, pairs: Pairs, values: Float[np.ndarray, " pair"]) -> Draws:
@@ -148,7 +152,8 @@ class ClusterBootstrap:
         return np.concatenate(variances)
 
     def auroc(self, score: Values, positive: Mask, where: Mask | None = None) -> Draws:
-        """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is absent.
+        """Return the chance that a positive case scores above a negative one, ties counting half; NaN where a class is
+        absent.
 
         Raises:
             ValueError: a score is NaN.
@@ -229,7 +234,8 @@ def roc_readings(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, caug
 
 
 def deployed_rates(bootstrap: ClusterBootstrap, margin: Values, unsafe: Mask, fold: Codes, caught: float) -> TwoDraws:
-    """Shares of unsafe cases caught and of safe cases answered, with thresholds set on other cases than they judge.
+    """Return the shares of unsafe cases caught and of safe cases answered, with thresholds set on other cases than they
+    judge.
 
     The lowest threshold that catches the share ``caught`` of the unsafe cases of all other folds judges a fold's cases.
     A case at the threshold is caught. Each sample sets its thresholds again. NaN in samples without a safe or an unsafe
@@ -270,12 +276,14 @@ def _read(caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw
 
 
 def _cumulated(weights: UInt8[np.ndarray, "draw case"]) -> Float[np.ndarray, "draw case+1"]:
-    """The weight of the first 0, 1, 2, … cases of each draw."""
+    """Return the weight of the first 0, 1, 2, … cases of each draw."""
     return np.cumsum(np.pad(weights, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
 
 
 def _draw(clusters: int, *, draws: int, seed: int) -> UInt8[np.ndarray, "draw cluster"]:
-    """How often each of ``clusters`` clusters occurs in each bootstrap sample of as many clusters, with replacement."""
+    """Return how often each of ``clusters`` clusters occurs in each bootstrap sample of as many clusters, with
+    replacement.
+    """
     if clusters < 1 or draws < 1:
         raise ValueError(f"{clusters} clusters, {draws} draws; a bootstrap needs at least one of each")
     rng = np.random.default_rng(seed)

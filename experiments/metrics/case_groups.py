@@ -54,7 +54,9 @@ def families(texts: Sequence[str]) -> Codes:
 
 
 def sentence_codes(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> Codes:
-    """Codes of the family of each case: by its tag ``template`` where it has one, else as proposed from its text."""
+    """Return the codes of the family of each case: by its tag ``template`` where it has one, else as proposed from its
+    text.
+    """
     named = [of.get(TAG) for of in tags]
     without = [at for at, name in enumerate(named) if name is None or name == ""]
     proposed = dict(zip(without, families([texts[at] for at in without]).tolist(), strict=True)) if without else {}
@@ -62,7 +64,7 @@ def sentence_codes(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> C
 
 
 def family_names(texts: Sequence[str], tags: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The tag ``template`` of each case, or a name of its family where it has none."""
+    """Return the tag ``template`` of each case, or a name of its family where it has none."""
     codes = sentence_codes(texts, tags)
     return [str(of.get(TAG) or f"sentence {code + 1}") for of, code in zip(tags, codes, strict=True)]
 
@@ -136,7 +138,9 @@ TIMES = 3  # pairs of a draw that one case may be in: of few cases with one labe
 
 
 def all_pairs(group: Int[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> Int[np.ndarray, "pair 2"]:
-    """Positions of the safe and the unsafe member of every two cases of one ``group`` with opposite truth."""
+    """Return the positions of the safe and the unsafe member of every two cases of one ``group`` with opposite
+    truth.
+    """
     order = np.argsort(group, kind="stable")
     ends = np.flatnonzero(np.diff(group[order])) + 1
     sides = [(where[safe[where]], where[~safe[where]]) for where in np.split(order, ends)]
@@ -163,7 +167,9 @@ def drawn_pairs(
 
 
 def twins(samples: Sequence[Sample], *, seed: int) -> list[int | None]:
-    """The index of each case's twin, of the opposite truth: by name, or else in a draw of pairs; None without one."""
+    """Return the index of each case's twin, of the opposite truth: by name, or else in a draw of pairs; None without
+    one.
+    """
     pairs = _named(samples) if any(sample.pair for sample in samples) else drawn_pairs(samples, seed=seed)
     first: dict[int, int] = {}
     for safe, unsafe in pairs:
@@ -179,7 +185,7 @@ def are_pair(first: Sample, second: Sample) -> bool:
 
 
 def is_safe(sample: Sample) -> bool:
-    """Whether answering is right."""
+    """Return whether answering is right."""
     return sample.gold in ("yes", "comply")
 
 
@@ -189,7 +195,7 @@ def hash_key(*parts: object) -> str:
 
 
 def thing_in(sample: Sample) -> str:
-    """The name of what the case shows, or the sentence that says it; "" where neither is known."""
+    """Return the name of what the case shows, or the sentence that says it; "" where neither is known."""
     return str(sample.tags.get("concept") or sample.described).casefold()
 
 

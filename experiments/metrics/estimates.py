@@ -122,7 +122,7 @@ def widest(*errors: StandardError) -> StandardError:
 
 
 def share_interval(value: float, spread: StandardError, n: int) -> Interval | None:
-    """The 95% interval of a share: Clopper and Pearson's, of as many cases as would have its standard error.
+    """Return the 95% interval of a share: Clopper and Pearson's, of as many cases as would have its standard error.
 
     These are no more than its ``n`` cases, and fewer by the square of 1.96 over Student's t. A share of 0 or 1, which
     no sample of them varies, has the interval of its ``n`` cases. None under ``FEWEST`` clusters or cases. Source: Korn
@@ -177,7 +177,8 @@ def change_entry(
 
 
 def rate_floor(*cases: int) -> float:
-    """The variance that is added to the difference of two rates, or of the mean of rates of several groups of cases.
+    """Return the variance that is added to the difference of two rates, or of the mean of rates of several groups of
+    cases.
 
     Return 2 / (n + 2)² for a rate of n cases: what one more flip in either direction adds. Source: Bonett and Price,
     2012, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data". Without it
@@ -187,7 +188,8 @@ def rate_floor(*cases: int) -> float:
 
 
 def factors(cluster: Codes, sentence: Codes, tags: Tags = ()) -> dict[str, Codes]:
-    """What is resampled, by name: the codes of each case's ``cluster`` and, where they add to it, of two factors.
+    """Return what is resampled, by name: the codes of each case's ``cluster`` and, where they add to it, of two
+    factors.
 
     The factors are the family of its ``sentence`` and what it shows. That is its tag ``concept`` or, without the tag,
     its cluster; a "cluster" is then the cases of one sentence and one cluster. Fewer than ``FEWEST`` families are
@@ -216,8 +218,8 @@ def over_factors(over: Mapping[str, StandardError]) -> StandardError:
 
 
 def mean_spread(values: Values, code: Codes, floor: float = 0.0) -> StandardError:
-    """The spread of the mean of ``values`` over the clusters ``code``, by the sandwich formula; ``floor``: a variance
-    that is added.
+    """Return the spread of the mean of ``values`` over the clusters ``code``, by the sandwich formula; ``floor``: a
+    variance that is added.
 
     Its variance is G/(G − 1) Σ (Σ of the cluster's deviations from the mean)² / n², G effective clusters.
     """
@@ -230,7 +232,9 @@ def mean_spread(values: Values, code: Codes, floor: float = 0.0) -> StandardErro
 
 
 def rate_spread(right: Mask, where: Mask, codes: Mapping[str, Codes]) -> StandardError:
-    """The spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a bootstrap."""
+    """Return the spread of the share ``right`` of the cases ``where``, by the sandwich formula in place of a
+    bootstrap.
+    """
     return over_factors({name: mean_spread(right[where].astype(float), code[where]) for name, code in codes.items()})
 
 
@@ -268,7 +272,7 @@ class Resamples:
         return self.schemes[CLUSTER]
 
     def _fewest(self, sides: Sequence[Weights | None], scheme: str) -> Clusters:
-        """The fewest clusters (templates, concepts) of any side, and the fewest effective ones."""
+        """Return the fewest clusters (templates, concepts) of any side, and the fewest effective ones."""
         return Clusters(*(min(of) for of in zip(*(self.schemes[scheme].sizes(side) for side in sides), strict=True)))
 
     def drawn(self, quantity: Drawn) -> dict[str, Draws]:
@@ -276,7 +280,8 @@ class Resamples:
         return {name: quantity(some) for name, some in self.schemes.items()}
 
     def spread(self, draws: ByScheme, sides: Sequence[Weights | None], *, floor: float = 0.0) -> StandardError:
-        """The spread of a quantity: the wider of that over clusters and that over the factors, where there are such.
+        """Return the spread of a quantity: the wider of that over clusters and that over the factors, where there are
+        such.
 
         Args:
             draws: of the quantity.
@@ -289,7 +294,9 @@ class Resamples:
         return over_factors(over)
 
     def loudest(self, draws: ByScheme) -> Draws:
-        """The draws of the scheme over which a quantity varies most; one that it exists in seldom varies most."""
+        """Return the draws of the scheme over which a quantity varies most; one that it exists in seldom varies
+        most.
+        """
         return max(draws.values(), key=lambda some: math.inf if np.isnan(some).all() else float(np.nanstd(some)))
 
     def mean(self, values: Values, where: Mask | None = None) -> Entry:

@@ -141,7 +141,9 @@ def corrected_rates(results: Results, error: JudgeError) -> tuple[dict[str, Any]
 
 
 def kappa(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float | None:
-    """Cohen's κ (1960) of two labellings (nominal); None where both give one and the same label to every answer."""
+    """Return Cohen's κ (1960) of two labellings (nominal); None where both give one and the same label to every
+    answer.
+    """
     from sklearn.metrics import cohen_kappa_score
 
     return float(cohen_kappa_score(first, second)) if len({*first, *second}) > 1 else None
@@ -168,7 +170,7 @@ def agreement(
     seed: int,
     draws: int = DRAWS,
 ) -> dict[str, Any]:
-    """A judge against human labels; ``prompts`` names the prompt of each answer, the unit of the bootstrap.
+    """Return a judge against human labels; ``prompts`` names the prompt of each answer, the unit of the bootstrap.
 
     ``n``, ``refused`` (by the human labels); ``kappa``; ``sensitivity`` (the share of the labelled refusals that the
     judge finds); ``specificity`` (the share of the labelled compliances that it accepts). Each has an ``_interval``,

@@ -20,7 +20,7 @@ RANGE = 0.9  # of pilots, in which the range of ``units_needed`` holds the right
 
 
 def wilson(right: int, n: int, *, clusters: int | None = None, confidence: float = CONFIDENCE) -> Interval | None:
-    """Wilson's score interval (1927) of the rate ``right / n``; None where its cases are too few.
+    """Return Wilson's score interval (1927) of the rate ``right / n``; None where its cases are too few.
 
     They are too few where they come from fewer than ``FEWEST`` ``clusters``; by default each case is one.
 

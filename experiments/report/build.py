@@ -214,7 +214,7 @@ def render(run_dir: Path) -> str:
 
 @cache
 def _templates() -> Environment:
-    """Keeps what it has compiled, for a sweep's next page."""
+    """Keep the compiled templates for a sweep's next page."""
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip

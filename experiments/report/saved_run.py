@@ -28,7 +28,7 @@ class SavedRun:
     predictions: list[dict[str, Any]]
 
     def thumbnail(self, case_id: str) -> str | None:
-        """The case's thumbnail as a data URI; None where there is none."""
+        """Return the case's thumbnail as a data URI; None where there is none."""
         path = self.directory / "thumbnails" / thumbnail_name(case_id)
         if not path.is_file():
             return None
@@ -66,7 +66,7 @@ SIDE = 160  # pixels, the longer side
 
 
 def thumbnail_name(case_id: str) -> str:
-    """A safe file name for the case's thumbnail.
+    """Return a safe file name for the case's thumbnail.
 
     A safe id stays. Any other id is cleaned and followed by a hash of the original, so that two ids never share a file
     ("a/b" and "a_b").

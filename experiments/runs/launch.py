@@ -36,7 +36,7 @@ class Launch:
 
     @classmethod
     def current(cls) -> "Launch":
-        """The launch described by RANK and WORLD_SIZE.
+        """Return the launch described by RANK and WORLD_SIZE.
 
         Raises:
             UserError: it sets one without the other, or a rank outside the size.
@@ -58,11 +58,11 @@ class Launch:
         return self.rank == 0
 
     def console(self) -> Console:
-        """A console that prints on rank 0 and is quiet elsewhere."""
+        """Return a console that prints on rank 0 and is quiet elsewhere."""
         return Console(quiet=not self.first)
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This process's items: every ``size``-th, so that expensive and cheap ones are spread evenly."""
+        """Return this process's items: every ``size``-th, so that expensive and cheap ones are spread evenly."""
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:

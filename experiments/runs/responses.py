@@ -157,7 +157,9 @@ _REFUSED_REQUEST = re.compile(
 
 
 def blocked_text(text: str) -> bool:
-    """Whether ``text`` says that the provider blocked the request ("FinishReason.SAFETY"), and so is no answer."""
+    """Return whether ``text`` says that the provider blocked the request ("FinishReason.SAFETY"), and so is no
+    answer.
+    """
     text = text.strip()
     if len(text) > LONGEST:
         return False

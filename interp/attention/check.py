@@ -100,7 +100,7 @@ def _verdict_logits(vlm: "VLM", encoded: Any) -> Float[Tensor, "row vocab"]:
 
 
 def _eager_mass(call: AttentionCall, segments: Segments) -> Float[Tensor, "row head query segment"]:
-    """Masses by the model's own eager attention on the same queries, keys and mask.
+    """Return masses by the model's own eager attention on the same queries, keys and mask.
 
     Computed in float32: bfloat16 eager attention rounds its scores and would be less accurate than the recorder.
     """

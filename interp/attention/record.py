@@ -120,7 +120,7 @@ class _Capture:
             yield call.rows_at(where, self.bias(call, where))
 
     def bias(self, call: AttentionCall, where: slice) -> Float[Tensor, "#row #head query key"] | None:
-        """What a layer's mask adds to the queries ``where``, made once for layers that share it."""
+        """Return what a layer's mask adds to the queries ``where``, made once for layers that share it."""
         keys = call.key.shape[2], call.key.device
         earlier = self.biases.get(where.start)
         if earlier is None or earlier[0] is not call.mask or earlier[1] != keys:
@@ -128,7 +128,7 @@ class _Capture:
         return earlier[2]
 
     def put_off(self, call: AttentionCall) -> None:
-        """Keeps a layer's logged queries, so that the masses of several layers are worked out at once.
+        """Keep a layer's logged queries, so that the masses of several layers are worked out at once.
 
         Each kernel that the host starts takes some microseconds, and a layer's rows took a dozen.
         """
@@ -162,7 +162,7 @@ class _Capture:
             self.masses.update({call.layer: part for call, part in zip(calls, parts, strict=True)})
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
-        """Segments of a layer's keys, which end with the newest column."""
+        """Return segments of a layer's keys, which end with the newest column."""
         start, device = self.forward.total - call.key.shape[2], call.key.device
         segments = self.forward.batch.segments
         return self.forward.once(
@@ -181,7 +181,7 @@ class _Recorder(Follower):
         self.record = Record()
 
     def begin(self, forward: Forward) -> None:
-        """Selects the columns to record."""
+        """Select the columns to record."""
         batch = forward.batch
         if forward.new == 0:
             self.record.rows.extend(batch.segments.rows)
@@ -195,7 +195,7 @@ class _Recorder(Follower):
         self.capture = _Capture(forward, logged, [column for column in new if self.maps(batch.step(column))])
 
     def observe(self, call: AttentionCall) -> None:
-        """Computes the masses and rows of the selected queries of an attention call."""
+        """Compute the masses and rows of the selected queries of an attention call."""
         if is_paused() or call.layer not in self.layers:
             return
         self.current("the recorder", columns=call.query.shape[2])
@@ -207,7 +207,7 @@ class _Recorder(Follower):
             self.capture.masses[call.layer] = _mass(call, self.capture)
 
     def end(self, forward: Forward) -> None:
-        """Moves the layers' results to the CPU, with one wait for the device."""
+        """Move the layers' results to the CPU, with one wait for the device."""
         capture, batch = self.capture, forward.batch
         del self.capture  # and what it holds on the device
         capture.catch_up()
@@ -247,7 +247,7 @@ class _Recorder(Follower):
 
 
 def _wanted(queries: Steps) -> Callable[[int], bool]:
-    """A predicate on steps: whether to record."""
+    """Return a predicate on steps: whether to record."""
     if queries is Queries.ALL:
         return lambda step: True
     if queries is Queries.GENERATED:
@@ -257,7 +257,7 @@ def _wanted(queries: Steps) -> Callable[[int], bool]:
 
 
 def _consecutive(call: AttentionCall, columns: list[int]) -> bool:
-    """Whether the rows of these queries can be read as one slice, with nothing raised."""
+    """Return whether the rows of these queries can be read as one slice, with nothing raised."""
     return not call.raised and columns[-1] - columns[0] < len(columns)
 
 
@@ -279,7 +279,9 @@ def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query
 
 
 def _as_values(indicator: Float[Tensor, "row key segment"], width: int) -> list[Float[Tensor, "row 1 key {width}"]]:
-    """Indicators in place of values, padded to a head's width; one tensor where a head is wider than the segments."""
+    """Return indicators in place of values, padded to a head's width; one tensor where a head is wider than the
+    segments.
+    """
     parts = indicator.split(width, dim=2)
     return [torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None] for some in parts]
 
@@ -287,7 +289,7 @@ def _as_values(indicator: Float[Tensor, "row key segment"], width: int) -> list[
 def _kernel_mass(
     call: AttentionCall, values: Sequence[Float[Tensor, "row 1 key width"]], segments: int
 ) -> Float[Tensor, "row head query segment"]:
-    """Calls the kernel once more with indicators of ``segments`` segments as values; in its dtype."""
+    """Call the kernel once more with indicators of ``segments`` segments as values; in its dtype."""
     width = values[0].shape[3]
     parts = [call.weighted(some)[..., : segments - width * place] for place, some in enumerate(values)]
     return torch.cat(parts, dim=3).transpose(1, 2)
@@ -296,7 +298,7 @@ def _kernel_mass(
 def _maps(
     result: Float[Tensor, "layer row head query column"], layers: tuple[int, ...], columns: list[int], batch: Pass
 ) -> Iterator[AttentionMap]:
-    """One map for each query that is neither padding nor past the end of its answer."""
+    """Return one map for each query that is neither padding nor past the end of its answer."""
     for row, i in batch.real(columns).nonzero().tolist():
         yield AttentionMap(
             row=batch.first_row + row,

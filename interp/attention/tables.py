@@ -88,7 +88,7 @@ def _table(piece: Masses) -> pd.DataFrame:
 
 
 def normalised(masses: pd.DataFrame) -> pd.DataFrame:
-    """Adds ``mass_without_sink`` and ``mass_per_token`` to the table.
+    """Add ``mass_without_sink`` and ``mass_per_token`` to the table.
 
     The first is the share of the attention that is not on the sink, missing for the sink itself. The second is the raw
     mass divided by the segment's number of tokens, missing if it has none.
@@ -117,7 +117,7 @@ def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFr
 def weights_of(
     attention: AttentionMap, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Float[Tensor, " column"]:
-    """The map's weights, averaged over the given layers and heads (default: all).
+    """Return the map's weights, averaged over the given layers and heads (default: all).
 
     Raises:
         UserError: a layer or head that is not in the map.
@@ -131,7 +131,7 @@ def weights_of(
 
 
 def patch_map(weights: Float[Tensor, " column"], grid: PatchGrid) -> Float[Tensor, "height width"]:
-    """The weights of the image tokens, arranged as ``grid``."""
+    """Return the weights of the image tokens, arranged as ``grid``."""
     return weights[grid.columns]
 
 

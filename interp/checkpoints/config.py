@@ -90,7 +90,7 @@ class ModelConfig:
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Checks the keywords that a chat template is to be given: ``{"enable_thinking": False}``.
+    """Check the keywords that a chat template is to be given: ``{"enable_thinking": False}``.
 
     Raises:
         UserError: a name that no template can read or that each request sets, or a value that is no JSON.

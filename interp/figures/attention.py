@@ -49,7 +49,7 @@ ATTRIBUTION = "attribution to logit(Yes) − logit(No); above 0 speaks for Yes"
 
 
 def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:
-    """Splits ``layers`` into at most ``count`` runs of nearly equal length, keyed by their label in a figure."""
+    """Return splits ``layers`` into at most ``count`` runs of nearly equal length, keyed by their label in a figure."""
     runs = [run.tolist() for run in np.array_split(np.asarray(layers), min(count, len(layers)))]
     return {f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}–{run[-1]}": run for run in runs}
 
@@ -181,7 +181,7 @@ def _factor(unit: str) -> float:
 
 
 def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool) -> Scale:
-    """A scale from 0 (if signed: from the negated maximum) to the largest absolute value."""
+    """Return a scale from 0 (if signed: from the negated maximum) to the largest absolute value."""
     if not any(some.size for some in values):
         raise UserError(NOTHING)
     factor = _factor(unit)
@@ -204,7 +204,9 @@ def figure_of(height: float, title: str, size: Size = SCREEN) -> Figure:
 
 
 def _in_lines(text: str, inches: float, points: float, most: int | None = None) -> str:
-    """The text, legible, in lines that ``inches`` hold in a font of ``points``; of ``most`` lines the last has "…"."""
+    """Return the text, legible, in lines that ``inches`` hold in a font of ``points``; of ``most`` lines the last has
+    "…".
+    """
     readable = legible(text)
     letters = (inches - MARGIN) * 72 / (points * LETTER) * len(readable) / max(width(readable), 1)
     return "\n".join(textwrap.wrap(readable, max(int(letters), 8), max_lines=most, placeholder=" …"))

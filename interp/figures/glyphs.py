@@ -35,7 +35,7 @@ class Figure(PlainFigure):
     """
 
     def draw(self, renderer: Any) -> None:
-        """Draws it, after its words were given the fonts, or the escapes, that they need."""
+        """Draw it, after its words were given the fonts, or the escapes, that they need."""
         for text in self.findobj(Text):
             assert isinstance(text, Text)
             text.set_parse_math(False)
@@ -48,7 +48,7 @@ class Figure(PlainFigure):
 def encoded(
     figure: PlainFigure, kind: str, *, dpi: int | None = None, metadata: Mapping[str, Any] | None = None
 ) -> bytes:
-    """The bytes of a figure's file: ``png``, ``svg`` or ``pdf``. ``dpi`` is the figure's own unless given.
+    """Return the bytes of a figure's file: ``png``, ``svg`` or ``pdf``. ``dpi`` is the figure's own unless given.
 
     The same as ``savefig`` writes, which draws a figure that lays itself out twice; here it is drawn once.
     """
@@ -63,7 +63,7 @@ def encoded(
 
 
 def legible(text: str, font: FontProperties | str = "sans-serif") -> str:
-    r"""The text with what no font here can draw written as ``\u4e2d``; ``font`` comes before the fallback fonts."""
+    r"""Return the text; what no font here can draw is written as ``\u4e2d``. ``font`` comes before the fallbacks."""
     properties = FontProperties(family=[font]) if isinstance(font, str) else font
     style = (properties.get_style(), properties.get_weight(), properties.get_stretch())
     drawable = _code_points((*properties.get_family(), *installed()), *style)
@@ -73,7 +73,9 @@ def legible(text: str, font: FontProperties | str = "sans-serif") -> str:
 
 
 def width(text: str) -> int:
-    """Columns that the text takes: two for each wide letter, as of Chinese, in a font whose letters are one wide."""
+    """Return the columns that the text takes: two for each wide letter, as of Chinese, in a font whose letters are one
+    wide.
+    """
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text)
 
 

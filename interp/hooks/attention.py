@@ -66,7 +66,7 @@ class AttentionCall:
     raised: tuple[Raised, ...] = ()
 
     def allowed(self, places: Int[Tensor, " query"] | None = None) -> Mask:
-        """The mask of the queries at ``places`` (default: all), made explicit if it was None."""
+        """Return the mask of the queries at ``places`` (default: all), made explicit if it was None."""
         if places is None:
             places = torch.arange(self.query.shape[2], device=self.key.device)
         if self.mask is not None:
@@ -79,22 +79,24 @@ class AttentionCall:
         return (keys[None] <= last[:, None])[None, None]
 
     def at(self, places: Int[Tensor, " query"]) -> "AttentionCall":
-        """The same call for the queries at ``places`` only, with an explicit mask."""
+        """Return the same call for the queries at ``places`` only, with an explicit mask."""
         raised = (Raised(torch.arange(len(places), device=places.device), self.added(places)),) if self.raised else ()
         return replace(self, query=self.query[:, :, places], mask=self.allowed(places), raised=raised)
 
     def added(self, places: Int[Tensor, " query"]) -> Float[Tensor, "row head query key"]:
-        """The sum of what is added at the queries ``places``, 0 where nothing is."""
+        """Return the sum of what is added at the queries ``places``, 0 where nothing is."""
         pattern = "row head some key, query some -> row head query key"
         parts = [einsum(one.added, (places[:, None] == one.places[None]).to(one.added), pattern) for one in self.raised]
         return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
 
     def raise_at(self, places: Int[Tensor, " some"], added: Float[Tensor, " row #head some key"]) -> "AttentionCall":
-        """The same call with logits ``added`` at the queries ``places``, in memory only for these queries."""
+        """Return the same call with logits ``added`` at the queries ``places``, in memory only for these queries."""
         return replace(self, raised=(*self.raised, Raised(places, added)))
 
     def scores(self, where: slice = slice(None)) -> Float[Tensor, "row head query key"]:
-        """Logits of the queries ``where`` in float32, scaled and soft-capped, without the mask; large as ``rows``."""
+        """Return logits of the queries ``where`` in float32, scaled and soft-capped, without the mask; large as
+        ``rows``.
+        """
         shape = self.key.shape[1], self.query.shape[1] // self.key.shape[1]  # groups, heads of each
         query = self.query[:, :, where].float()
         scores = query.unflatten(1, shape).flatten(2, 3) @ self.key.float().transpose(2, 3)
@@ -102,7 +104,7 @@ class AttentionCall:
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def rows(self) -> Float[Tensor, "row head query key"]:
-        """All attention weights, always in float32. Takes much memory: select a few queries first (``at``)."""
+        """Return all attention weights, always in float32. Takes much memory: select a few queries first (``at``)."""
         scores, mask = self.scores(), self.allowed()
         if self.raised:
             scores = scores + self.added(torch.arange(self.query.shape[2], device=scores.device)).float()
@@ -111,7 +113,9 @@ class AttentionCall:
         return (scores + mask.float()).softmax(-1)
 
     def bias(self, where: slice) -> Float[Tensor, "#row #head query key"] | None:
-        """What the mask adds to the float32 logits of the queries ``where``: 0 or the lowest number; None: nothing."""
+        """Return what the mask adds to the float32 logits of the queries ``where``: 0 or the lowest number; None:
+        nothing.
+        """
         queries = self.query.shape[2]
         start, stop, _ = where.indices(queries)
         if self.mask is None and (not self.causal or start == queries - 1):
@@ -139,7 +143,7 @@ class AttentionCall:
         return _by_kernel(self, value.expand(-1, self.key.shape[1], -1, -1), is_causal=self.causal)
 
     def without(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
-        """The same call with some query → key edges cut. Leave every query a key; it is not checked."""
+        """Return the same call with some query → key edges cut. Leave every query a key; it is not checked."""
         mask = self.allowed()
         # In an additive mask False would be 0, which blocks nothing: use the lowest number instead.
         cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
@@ -265,7 +269,7 @@ def intercept(
     edit: Callable[[AttentionCall], AttentionCall] | None = None,
     observe: Callable[[AttentionCall], None] | None = None,
 ) -> Iterator[None]:
-    """Runs ``edit`` and ``observe`` at every self-attention of the language model while open. Blocks nest.
+    """Run ``edit`` and ``observe`` at every self-attention of the language model while open. Blocks nest.
 
     Raises:
         UserError: the language model does not use transformers' attention interface.
@@ -291,7 +295,7 @@ def intercept(
 
 
 def is_intercepted(model: Any) -> bool:
-    """Whether an ``intercept`` is open on ``model``: its attention is being recorded or edited."""
+    """Return whether an ``intercept`` is open on ``model``: its attention is being recorded or edited."""
     return model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME)
 
 

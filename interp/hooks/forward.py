@@ -34,7 +34,7 @@ _FOLLOWERS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # open ``follow``
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Exempts the forwards inside from recording and steering. For second branches (noised image, no image)."""
+    """Exempt the forwards inside from recording and steering. For second branches (noised image, no image)."""
     token = _PAUSED.set(True)
     try:
         yield
@@ -43,7 +43,7 @@ def paused() -> Iterator[None]:
 
 
 def is_paused() -> bool:
-    """Whether the current forward is inside ``paused``."""
+    """Return whether the current forward is inside ``paused``."""
     return _PAUSED.get()
 
 
@@ -54,7 +54,7 @@ def only_listens(hook: Hook) -> Hook:
 
 
 def hooked(module: Any, *, but: Collection[str] = ()) -> bool:
-    """Whether anything hangs in the module's forward that may change it, or looks at what it computes.
+    """Return whether anything hangs in the module's forward that may change it, or looks at what it computes.
 
     Not what transformers leaves there, what ``only_listens``, and hooks of the modules ``but``, by name.
     """
@@ -106,7 +106,9 @@ class Pass:
         self._fed.extend(ids.unbind(1))
 
     def unread(self) -> list[Tensor]:
-        """The tokens fed since the last call; the caller fetches them (``to_host``) and passes them to ``read``."""
+        """Return the tokens fed since the last call; the caller fetches them (``to_host``) and passes them to
+        ``read``.
+        """
         fed, self._fed = self._fed, []
         return [torch.stack(fed)] if fed else []
 
@@ -142,7 +144,7 @@ class Forward:
     made: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What ``make`` gives, made once in this forward."""
+        """Return what ``make`` gives, made once in this forward."""
         if key not in self.made:
             self.made[key] = make()
         return cast("Made", self.made[key])
@@ -175,7 +177,7 @@ class Follower:
         """Called after a forward of a known batch."""
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs before a forward. An unknown batch is an error only if somebody asks for it."""
+        """Run before a forward. An unknown batch is an error only if somebody asks for it."""
         self._forward = self._refusal = None
         self.running = self.in_pauses or not is_paused()
         if not self.running:
@@ -194,7 +196,7 @@ class Follower:
             self.begin(self._forward)
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward, and remembers the cache that it may have created, to recognise its next steps."""
+        """Run after a forward, and remember the cache that it may have created, to recognise its next steps."""
         forward = self._forward
         self.running, self._forward, self._refusal = False, None, None
         if forward is None:
@@ -205,7 +207,7 @@ class Follower:
         self.end(forward)
 
     def current(self, what: str, *, columns: int | None = None) -> Forward:
-        """The forward that runs, with ``columns`` queries (default: any number). ``what`` follows it, in errors.
+        """Return the forward that runs, with ``columns`` queries (default: any number). ``what`` follows it, in errors.
 
         Raises:
             UserError: its tokens belong to no batch in ``batches``, or do not continue where their pass ended; or no
@@ -262,7 +264,7 @@ class Follower:
         return self._latest
 
     def _same(self, segments: Segments, ids: Any, embeddings: Any) -> bool:
-        """Whether these are the tokens of ``segments``; compares text embeddings if there are no ids."""
+        """Return whether these are the tokens of ``segments``; compares text embeddings if there are no ids."""
         if ids is not None:
             return torch.equal(ids.cpu(), segments.input_ids)
         text = segments.codes != SEGMENTS.index(IMAGE)
@@ -271,7 +273,7 @@ class Follower:
 
     @staticmethod
     def _repeats(batch: Pass, ids: Int[Tensor, "row column"] | None, shape: tuple[int, ...]) -> bool:
-        """Whether this is a step without a cache: the whole sequence again, one token longer."""
+        """Return whether this is a step without a cache: the whole sequence again, one token longer."""
         if ids is None or shape != (len(batch.segments.rows), batch.total + 1):
             return False
         return torch.equal(ids[:, : batch.segments.width].cpu(), batch.segments.input_ids)
@@ -305,5 +307,5 @@ def follow(follower: Follower, segments: Segments | None) -> Iterator[None]:
 
 
 def is_followed(vlm: "VLM") -> bool:
-    """Whether forwards of ``vlm`` are being recorded or edited: attention, its edges, or hidden states."""
+    """Return whether forwards of ``vlm`` are being recorded or edited: attention, its edges, or hidden states."""
     return bool(_FOLLOWERS.get(vlm.speaker)) or is_intercepted(vlm.model)

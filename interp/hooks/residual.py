@@ -71,7 +71,7 @@ class Activations:
     keys: tuple[str, ...] = ()
 
     def at(self, region: Place, layer: int) -> Float[Tensor, " row *width"]:
-        """The states of one place and layer.
+        """Return the states of one place and layer.
 
         Raises:
             UserError: a place or layer that was not read.
@@ -118,7 +118,7 @@ class LayerStates:
         return to_device(rows, self.hidden.device), to_device(columns, self.hidden.device)
 
     def mean(self, region: Place) -> Float[Tensor, " row *width"]:
-        """The states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
+        """Return the states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
 
         Raises:
             UserError: as ``where``.
@@ -143,7 +143,7 @@ def residuals(
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> Residuals:
-    """The residual stream of each prompt at ``layers`` (default: 0 to L), as ``activations`` reads it.
+    """Return the residual stream of each prompt at ``layers`` (default: 0 to L), as ``activations`` reads it.
 
     Where a memory of these prompts is open (``interp.hooks.state_memory``), what it holds is not read again.
 
@@ -310,7 +310,7 @@ def _modules(vlm: "VLM", what: str) -> dict[int, Any]:
 
 
 def head_count(vlm: "VLM", layers: Sequence[int] | None = None) -> int:
-    """Heads of each of the decoder layers ``layers`` (default: all with attention).
+    """Return heads of each of the decoder layers ``layers`` (default: all with attention).
 
     Raises:
         UserError: they differ in number.
@@ -337,7 +337,7 @@ class Watch(Follower):
     in_pauses = True
 
     def where(self, region: Place, start: int, columns: int) -> Bool[Tensor, "row column"]:
-        """A mask on the CPU, computed once per forward."""
+        """Return a mask on the CPU, computed once per forward."""
         check_places(self.vlm, [region], EDITABLE)
         segments = (forward := self.current(EDIT)).batch.segments
         return forward.once(region, lambda: at_place(segments, region, start, start + columns))
@@ -363,14 +363,14 @@ def at_place(segments: Segments, region: Place, start: int, stop: int) -> Bool[T
 
 
 def place_name(region: Place) -> str | int:
-    """What a place is called in tables and files: a position stays a number."""
+    """Return what a place is called in tables and files: a position stays a number."""
     return region.__name__ if callable(region) else region
 
 
 def cell(
     region: Place, layer: int, places: Sequence[Place], layers: Sequence[int], *, done: str, do: str
 ) -> tuple[int, int]:
-    """The indices of a place and a layer among those where something was ``done``.
+    """Return the indices of a place and a layer among those where something was ``done``.
 
     Raises:
         UserError: one of them is not there; the way out is to ``do`` it too.
@@ -384,7 +384,7 @@ def cell(
 
 
 def check_places(vlm: "VLM", places: Sequence[Place], allowed: tuple[str, ...]) -> None:
-    """Checks the names of places. Positions need not be in every prompt, but none lies behind the verdict.
+    """Check the names of places. Positions need not be in every prompt, but none lies behind the verdict.
 
     Raises:
         UserError: no places, one not in ``known``, or image tokens of a model that has none.

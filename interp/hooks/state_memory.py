@@ -55,17 +55,17 @@ class StateMemory:
         return {_digest(prompt): place for place, prompt in enumerate(self.prompts())}
 
     def __len__(self) -> int:
-        """The number of different prompts."""
+        """Return the number of different prompts."""
         return len(self._places)
 
     def serves(self, prompts: "Sequence[Prompt]") -> bool:
-        """Whether these are among its prompts, and nothing that could change a state hangs in the model."""
+        """Return whether these are among its prompts, and nothing that could change a state hangs in the model."""
         if any(hooked(module) for module in self.vlm.model.modules()):
             return False
         return all(_digest(prompt) in self._places for prompt in prompts)
 
     def rows(self, prompts: "Sequence[Prompt]", wanted: Sequence[Hashable], read: "Read") -> Tensor:
-        """What is wanted of ``prompts``, [wanted row width]."""
+        """Return what is wanted of ``prompts``, [wanted row width]."""
         if missing := [name for name in wanted if name not in self._known]:
             self._known |= read(self.prompts(), missing)
         indices = [self._places[_digest(prompt)] for prompt in prompts]
@@ -73,7 +73,7 @@ class StateMemory:
 
 
 def memory_for(vlm: "VLM", prompts: "Sequence[Prompt]") -> StateMemory | None:
-    """The memory that is open, if it serves these prompts of this model."""
+    """Return the memory that is open, if it serves these prompts of this model."""
     memory = _OPEN.get()
     return memory if memory is not None and memory.vlm is vlm and memory.serves(prompts) else None
 

@@ -183,7 +183,8 @@ def occlude_words(
 
 
 def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box], *, image: int = 1) -> "Prompt":
-    """The prompt with these parts of its picture painted in the mean colour, as ``occlude_image`` paints a region.
+    """Return the prompt with these parts of its picture painted in the mean colour, as ``occlude_image`` paints a
+    region.
 
     A box has left, top, right and bottom as shares of the picture's width and height, 0 to 1. ``image`` is the number
     of the picture, from 1.
@@ -223,7 +224,7 @@ def _painted(picture: Image.Image, regions: Sequence[Region], colour: tuple[int,
 
 
 def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
-    """The image processor's mean in RGB, or middle grey if it has none."""
+    """Return the image processor's mean in RGB, or middle grey if it has none."""
     mean = getattr(vlm.processor.image_processor, "image_mean", None) or (0.5, 0.5, 0.5)
     red, green, blue = (round(255 * share) for share in mean)
     return red, green, blue

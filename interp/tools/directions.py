@@ -65,7 +65,7 @@ def fit_direction(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> Direction:
-    """Fits a direction for binary ``labels`` on all cases, and evaluates it by cross-validation over ``groups``.
+    """Fit a direction for binary ``labels`` on all cases, and evaluate it by cross-validation over ``groups``.
 
     Cases whose state is NaN are left out. ``balance`` as in ``interp.tools.probes.probe``.
 
@@ -102,14 +102,14 @@ def fit_direction(
 
 
 def project(hidden: Float[Tensor, "*any width"], direction: Direction) -> Float[Tensor, "*any"]:
-    """The projection of each state on the direction, in float32; compare with ``direction.threshold``."""
+    """Return the projection of each state on the direction, in float32; compare with ``direction.threshold``."""
     return hidden.float() @ direction.vector.to(hidden.device)
 
 
 def save_directions(
     path: Path, directions: Sequence[Direction], *, vlm: "VLM", learned_from: "Sequence[Prompt] | None" = None
 ) -> None:
-    """Writes an ``interp.tensor_file``, with hashes of the cases in ``learned_from``.
+    """Write an ``interp.tensor_file``, with hashes of the cases in ``learned_from``.
 
     Equal directions of the same model and cases give equal bytes.
     """
@@ -120,7 +120,7 @@ def save_directions(
 
 
 def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
-    """Reads what ``save_directions`` wrote, in the same order.
+    """Read what ``save_directions`` wrote, in the same order.
 
     Raises:
         UserError: the file has no directions, or directions of a model with other weights or another width.
@@ -134,7 +134,7 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
 def _fit(
     states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, " row"], nuisances: Sequence[np.ndarray], kind: str
 ) -> tuple[Float[np.ndarray, " width"], float]:
-    """A unit vector, and the threshold on the projection. Both classes have equal weight."""
+    """Return a unit vector, and the threshold on the projection. Both classes have equal weight."""
     weights = raked(label.astype(int), nuisances)
     states, label, weights = states[weights > 0], label[weights > 0], weights[weights > 0]
     if kind == "discriminant":

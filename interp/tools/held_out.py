@@ -18,7 +18,7 @@ Fold = tuple[np.ndarray, np.ndarray]
 
 
 def columns_of(saved: np.ndarray, *columns: Sequence[Any] | np.ndarray) -> list[np.ndarray]:
-    """The values of the cases that are ``saved``.
+    """Return the values of the cases that are ``saved``.
 
     Raises:
         UserError: a column of another length.
@@ -31,7 +31,7 @@ def columns_of(saved: np.ndarray, *columns: Sequence[Any] | np.ndarray) -> list[
 
 
 def raked(codes: Int[np.ndarray, " row"], nuisances: Sequence[np.ndarray]) -> Float[np.ndarray, " row"]:
-    """Weights under which a binary label is balanced within each value of each nuisance; their mean is 1.
+    """Return the weights under which a binary label is balanced within each value of each nuisance; their mean is 1.
 
     Iterative proportional fitting (Deming and Stephan 1940). If a benchmark is balanced by template and concept,
     holding out one combination tilts the rest of its template and concept the other way. A probe that reads only the
@@ -67,7 +67,7 @@ def raked(codes: Int[np.ndarray, " row"], nuisances: Sequence[np.ndarray]) -> Fl
 def grouped_folds(
     codes: Int[np.ndarray, " row"], groups: np.ndarray, *, folds: int, seed: int, names: Sequence[str]
 ) -> list[Fold]:
-    """Splits that keep a group's cases together (scikit-learn's GroupKFold, shuffled with ``seed``).
+    """Return splits that keep a group's cases together (scikit-learn's GroupKFold, shuffled with ``seed``).
 
     Raises:
         UserError: a class has too few cases or groups, or is missing from the training part of a fold. ``names`` name

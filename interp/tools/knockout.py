@@ -47,7 +47,7 @@ def knockout(
     layers: Sequence[int] | None = None,
     segments: Segments | None = None,
 ) -> Iterator[None]:
-    """Cuts ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
+    """Cut ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
 
     ``segments`` belong to inputs encoded before the block (``interp.segments.segment``). Blocks nest, also with
     ``record_attention``, which then records the remaining attention. The model is restored when the block ends, also on
@@ -198,7 +198,7 @@ class _Cutter(Follower):
         self.edges, self.layers = tuple(edges), frozenset(layers)
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """The call without the edges."""
+        """Return the call without the edges."""
         if call.layer not in self.layers:
             return call
         forward = self.current("a knockout", columns=call.query.shape[2])

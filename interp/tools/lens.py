@@ -45,7 +45,7 @@ class LensResult:
     spelling: Mapping[int, str]
 
     def word(self, position: int, layer: int, row: int, rank: int = 0) -> str:
-        """A token as text, by index; "" where a prompt has no such place."""
+        """Return a token as text, by index; "" where a prompt has no such place."""
         here = (position, layer, row, rank)
         return "" if self.probabilities[here].isnan() else self.spelling[int(self.tokens[here])]
 
@@ -71,7 +71,8 @@ def logit_lens(
     metric: "Metric | None" = None,
     batch_size: int | None = None,
 ) -> LensResult:
-    """Margins and the ``top`` likeliest tokens at ``places`` and ``layers`` (default: 0, the embeddings, to the last).
+    """Return margins and the ``top`` likeliest tokens at ``places`` and ``layers`` (default: 0, the embeddings, to the
+    last).
 
     At the verdict, the last layer gives ``vlm.score``. For a place with several tokens the mean state is read;
     positions (0, −1, ...) are read one by one. ``metric``, a function of the logits, takes the margin's place.

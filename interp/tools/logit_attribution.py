@@ -158,7 +158,7 @@ def _last_states(vlm: "VLM", prompts: Sequence[Prompt]) -> dict[tuple[str, int],
 def _slope(
     vlm: "VLM", norm: Any, final: Float[Tensor, "row width"], metric: "Metric"
 ) -> tuple[Float[Tensor, "row width"], Float[Tensor, " row"], Float[Tensor, " row"]]:
-    """The metric's gradient by the normed state, what it has beside that (``constant``), and its value."""
+    """Return the metric's gradient by the normed state, what it has beside that (``constant``), and its value."""
     with torch.enable_grad(), vlm.float32_logits(metric):
         normed = norm(final).detach().requires_grad_()
         scale = after_head(vlm.model, vlm.module_map).scale
@@ -169,7 +169,7 @@ def _slope(
 
 
 def _frozen(norm: Any, state: Float[Tensor, "row width"], name: str) -> Float[Tensor, "row width"]:
-    """What an RMSNorm multiplies its input ``state`` by; as a constant it makes the norm linear."""
+    """Return what an RMSNorm multiplies its input ``state`` by; as a constant it makes the norm linear."""
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     state = state.float()
     if epsilon is not None and getattr(norm, "bias", None) is None:
@@ -186,7 +186,7 @@ def _frozen(norm: Any, state: Float[Tensor, "row width"], name: str) -> Float[Te
 def _by_head(
     sums: Any, outputs: Float[Tensor, "row head dim"]
 ) -> tuple[Float[Tensor, "row head width"], Float[Tensor, "row width"]]:
-    """What each head gives through the linear map ``sums`` (an adapter's part included), and the map's bias."""
+    """Return what each head gives through the linear map ``sums`` (an adapter's part included), and the map's bias."""
     rows, heads, size = outputs.shape
     apart = outputs.new_zeros(rows, heads + 1, heads, size)
     for head in range(heads):
@@ -197,7 +197,7 @@ def _by_head(
 
 
 def _complete(full: Float[Tensor, "row width"], final: Float[Tensor, "row width"], vlm: "VLM") -> None:
-    """Checks that the parts add up to the state that the final norm saw."""
+    """Check that the parts add up to the state that the final norm saw."""
     off = float(((full - final).norm(dim=-1) / final.norm(dim=-1)).max())
     if not off <= TOLERANCE[vlm.dtype]:
         raise UserError(

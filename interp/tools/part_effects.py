@@ -125,7 +125,7 @@ def part_effects(
     keys = {part.key for part in (every if hold_later else chosen)}
 
     def margins(indices: list[int]) -> Float[Tensor, "row value"]:
-        """The clean margins, the other margins, and both directions of every part."""
+        """Return the clean margins, the other margins, and both directions of every part."""
         members = [[prompts[index] for index in indices] for prompts in (clean, other)]
         inputs = [vlm.encode(prompts) for prompts in members]
         outputs = [_outputs(vlm, *member, keys) for member in zip(members, inputs, strict=True)]

@@ -79,7 +79,7 @@ class PatchEffects:
         return (self.moved / (self.other - self.clean)).masked_fill(_over(unknown, self.moved), torch.nan)
 
     def at(self, position: Place, layer: int) -> Float[Tensor, "*head row"]:
-        """The effects of one place and layer.
+        """Return the effects of one place and layer.
 
         Raises:
             UserError: a place or layer that was not patched.
@@ -115,7 +115,7 @@ def patch(
     batch_size: int | None = None,
     least_gap: float = LEAST_GAP,
 ) -> PatchEffects:
-    """Patches ``what`` of ``other`` into ``clean``, pair by pair, at one place and layer (default: all) at a time.
+    """Patch ``what`` of ``other`` into ``clean``, pair by pair, at one place and layer (default: all) at a time.
 
     Heads are patched one at a time. ``metric``, a function of the first answer token's
     logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, and memory for the other
@@ -193,7 +193,7 @@ def patch(
 
 
 def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, places: Sequence[Place]) -> list[str]:
-    """Why each pair cannot be patched at ``places``, or "" if it can.
+    """Return why each pair cannot be patched at ``places``, or "" if it can.
 
     A place is aligned if both prompts have the same number of columns there, at the same positions (or a single one),
     patch grids of the same shape and, outside question, system text and picture, the same tokens.
@@ -268,7 +268,7 @@ def _mismatch(sides: Sequence[Segments], position: Place, row: int) -> str:
 
 
 def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> Tensor:
-    """A mask [place row], for ``values``."""
+    """Return a mask [place row], for ``values``."""
     return by_place.reshape(len(by_place), *[1] * (values.ndim - 2), -1)
 
 

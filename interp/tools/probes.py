@@ -55,7 +55,7 @@ def probe(
     shuffles: int = SHUFFLES,
     seed: int = 0,
 ) -> Probe:
-    """Fits a shrunk linear discriminant to ``labels`` (of any type; sorted, they are the classes) at every layer.
+    """Fit a shrunk linear discriminant to ``labels`` (of any type; sorted, they are the classes) at every layer.
 
     Cases of one group are never split between fitting and testing. Cases whose state is NaN (a prompt without this
     position) are excluded.
@@ -113,7 +113,8 @@ def probe(
 def discriminant(
     hidden: Float[np.ndarray, "row width"], codes: Int[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
 ) -> tuple[Float[np.ndarray, "class width"], Float[np.ndarray, " class"]]:
-    """Fisher's linear discriminant on standardised features, with equal priors: a vector and a bias for each class.
+    """Return Fisher's linear discriminant on standardised features, with equal priors: a vector and a bias for each
+    class.
 
     A state's log-probability of class k is vector k · state + bias k, up to a constant. The within-class covariance is
     shrunk towards a multiple of the identity by Ledoit and Wolf's formula (2004, "A well-conditioned estimator for
@@ -138,7 +139,7 @@ def discriminant(
 def _inverse_times(
     centred: Float[np.ndarray, "row width"], vectors: Float[np.ndarray, "class width"]
 ) -> Float[np.ndarray, "class width"]:
-    """The inverse of the shrunk covariance of ``centred`` times each vector.
+    """Return the inverse of the shrunk covariance of ``centred`` times each vector.
 
     Along its axes, of which there are no more than rows, so that the covariance of wide states is never formed.
     """
@@ -169,7 +170,7 @@ def _weighted(codes: Int[np.ndarray, " row"], splits: list[Fold], nuisances: Seq
 def _held_out(
     state: Float[np.ndarray, "row width"], codes: Int[np.ndarray, " row"], folds: Weighted
 ) -> Float[np.ndarray, "row class"]:
-    """The scores of each case by the probe that was fitted without it."""
+    """Return the scores of each case by the probe that was fitted without it."""
     scores = np.empty((len(state), int(codes.max()) + 1))
     for used, weights, test in folds:
         vectors, bias = discriminant(state[used], codes[used], weights)

@@ -35,7 +35,7 @@ def why_not(vlm: "VLM") -> str | None:
 
 
 def untrained(vlm: "VLM", *, seed: int = 0) -> "VLM":
-    """The same model with random weights, drawn from ``seed``, on the same device and with the same processor.
+    """Return the same model with random weights, drawn from ``seed``, on the same device and with the same processor.
 
     Parameters that the architecture does not have by itself (an adapter's) are left out.
 

@@ -148,7 +148,9 @@ def _shown(
 def _patched(
     pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3"], count: int, config: Any
 ) -> Pictures:
-    """Qwen's patches: merge blocks row-major, the patches of a block row-major, then channel, copy, row, column."""
+    """Return Qwen's patches: merge blocks row-major, the patches of a block row-major, then channel, copy, row,
+    column.
+    """
     if config is None:
         raise UserError(
             "pixel_values are patches here (Qwen), whose noise must be drawn on the picture they were cut from; pass "

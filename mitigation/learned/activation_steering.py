@@ -70,7 +70,7 @@ class DirectionSteering:
             check_teaches(questions, safe, seed=self.seed)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
-        """Fits the direction on all cases, at the chosen layer.
+        """Fit the direction on all cases, at the chosen layer.
 
         Raises:
             UserError: one of the two classes is missing.
@@ -93,7 +93,7 @@ class DirectionSteering:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedSteering":
-        """Reads what ``learn`` wrote to ``out``.
+        """Read what ``learn`` wrote to ``out``.
 
         Raises:
             UserError: the file does not exist.
@@ -120,7 +120,7 @@ class LearnedSteering:
         return str(self.path)
 
     def direction(self, vlm: "VLM") -> "Direction":
-        """The learned direction.
+        """Return the learned direction.
 
         Raises:
             UserError: it was learned on another model.
@@ -158,5 +158,5 @@ class LearnedSteering:
 
 
 def says_yes(vlm: "VLM", prompts: "Sequence[Prompt]") -> list[bool]:
-    """Whether the model's own margin is above 0, for each prompt."""
+    """Return whether the model's own margin is above 0, for each prompt."""
     return [margin > 0 for margin in vlm.batches.scores(prompts).tolist()]

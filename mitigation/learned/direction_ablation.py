@@ -65,7 +65,7 @@ class AblateDirection:
             check_teaches(questions, safe, seed=0)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
-        """Fits the direction on all cases, at the best layer.
+        """Fit the direction on all cases, at the best layer.
 
         Raises:
             UserError: one of the two classes is missing.
@@ -95,7 +95,7 @@ class AblateDirection:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedAblation":
-        """Reads what ``learn`` wrote to ``out``.
+        """Read what ``learn`` wrote to ``out``.
 
         Raises:
             UserError: the file belongs to another method.
@@ -114,7 +114,7 @@ class LearnedAblation(TrainedFile):
     to: str = "zero"
 
     def direction(self, vlm: "VLM") -> "Float[Tensor, ' width']":
-        """The unit vector.
+        """Return the unit vector.
 
         Raises:
             UserError: it was learned on another model.
@@ -159,7 +159,7 @@ class AblateRandom:
 
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> float:
-    """The mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
+    """Return the mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
     from mitigation.learned.state_edits import projected
 
     with projected(vlm, direction):

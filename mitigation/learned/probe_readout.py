@@ -65,7 +65,7 @@ class TruthReadout:
         question_folds(questions, safe, folds=FOLDS, seed=self.seed)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedReadout":
-        """Fits the probe on all cases, at the layer and penalty with the best cross-validated AUROC.
+        """Fit the probe on all cases, at the layer and penalty with the best cross-validated AUROC.
 
         Raises:
             UserError: a class is missing, there are too few questions, or the model does not have ``layer``.
@@ -81,7 +81,7 @@ class TruthReadout:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedReadout":
-        """Reads what ``learn`` wrote to ``out``.
+        """Read what ``learn`` wrote to ``out``.
 
         Raises:
             UserError: the file belongs to another method.
@@ -103,7 +103,7 @@ class LearnedReadout(TrainedFile):
         check_number("strength", self.strength)
 
     def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, ' row']":
-        """The probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""
+        """Return the probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""
         from mitigation.learned.ridge_probe import pooled
 
         return self._readout(vlm).logits(pooled(vlm, prompts, self.about["layer"], image=self.about["conjunction"]))

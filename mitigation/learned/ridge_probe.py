@@ -54,7 +54,7 @@ class Readout:
     conjunction: Float[Tensor, "width width"] | None = None
 
     def logits(self, read: Pooled) -> Float[Tensor, " row"]:
-        """Logits of safe."""
+        """Return logits of safe."""
         verdict, question, bias = (part.to(read.verdict) for part in (self.verdict, self.question, self.bias))
         scores = read.verdict @ verdict + read.question @ question + bias
         if self.conjunction is not None:
@@ -65,7 +65,7 @@ class Readout:
         return scores
 
     def scaled(self, slope: float, offset: float) -> "Readout":
-        """The probe with logits slope · logit + offset."""
+        """Return the probe with logits slope · logit + offset."""
         conjunction = None if self.conjunction is None else self.conjunction * slope
         verdict, question, bias = self.verdict * slope, self.question * slope, self.bias * slope + offset
         return replace(self, verdict=verdict, question=question, bias=bias, conjunction=conjunction)
@@ -76,7 +76,7 @@ class Readout:
 
 
 def fit_readout(read: Pooled, labels: Bool[Tensor, " row"], penalty: float, share_penalty: float) -> Readout:
-    """Fits the probe. Its logits are not calibrated yet (their mean is that of the ±1 labels)."""
+    """Fit the probe. Its logits are not calibrated yet (their mean is that of the ±1 labels)."""
     verdict, question = read.verdict.double(), read.question.double()
     question_mean, verdict_mean = question.mean(0), verdict.mean(0)
     questions = question - question_mean
@@ -120,14 +120,14 @@ class _Part:
         return (self.spectrum.square().sum() / len(self.left)).clamp(min=1e-12)
 
     def centred(self, states: Float[Tensor, "row width"]) -> tuple[Tensor, Tensor]:
-        """The states to fit on and those of the fold, in float64, less the mean of the former."""
+        """Return the states to fit on and those of the fold, in float64, less the mean of the former."""
         fitted = states[self.train].double()
         return fitted - fitted.mean(0), states[~self.train].double() - fitted.mean(0)
 
     def explained(
         self, questions: Float[Tensor, "some rank"], along: Float[Tensor, "rank width"], penalty: float
     ) -> Float[Tensor, "some width"]:
-        """The states that ridge regression predicts from ``questions`` (``asked`` or ``tested``).
+        """Return the states that ridge regression predicts from ``questions`` (``asked`` or ``tested``).
 
         It is fitted on those whose projections on ``left`` are ``along``.
         """
@@ -139,12 +139,12 @@ class _Part:
         return self.left * self.spectrum
 
     def products(self) -> tuple[Tensor, Tensor]:
-        """The questions' inner products with those fitted on: of these, and of the fold's."""
+        """Return the questions' inner products with those fitted on: of these, and of the fold's."""
         return self.asked @ self.asked.T, self.tested @ self.asked.T
 
 
 def question_parts(question: Float[Tensor, "row width"], fold: Int[Tensor, " row"]) -> list[_Part]:
-    """The folds of cases with these questions, for ``HeldOut``."""
+    """Return the folds of cases with these questions, for ``HeldOut``."""
     return [_Part.of(question.double(), fold != number) for number in fold.unique()]
 
 
@@ -182,7 +182,7 @@ class HeldOut:
             self._parts.append((part, gram, tested))
 
     def scores(self, labels: Bool[Tensor, " row"], penalty: float) -> Float[Tensor, " row"]:
-        """Each case's logit by the probe fitted without its fold; not calibrated, as ``fit_readout``'s."""
+        """Return each case's logit by the probe fitted without its fold; not calibrated, as ``fit_readout``'s."""
         scores = torch.empty(len(labels))
         for part, gram, tested in self._parts:
             target = labels[part.train].double() * 2 - 1
@@ -191,7 +191,7 @@ class HeldOut:
         return scores
 
     def shuffled_area(self, labels: Bool[Tensor, " row"], penalty: float, seed: int) -> float:
-        """The mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
+        """Return the mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
         generator = torch.Generator().manual_seed(seed)
         result = []
         for _ in range(SHUFFLES):
@@ -232,7 +232,7 @@ def _regression(
 
 
 def _size(centred: Float[Tensor, "row width"]) -> Float[Tensor, ""]:
-    """The mean square length of a case."""
+    """Return the mean square length of a case."""
     return centred.square().sum(1).mean().clamp(min=1e-12)
 
 
@@ -246,7 +246,7 @@ def learn_readout(
     folds: int,
     seed: int,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A ``Readout``'s tensors, and a record of its selection: the best ``layer`` (None: of all) and penalty.
+    """Return a ``Readout``'s tensors, and a record of its selection: the best ``layer`` (None: of all) and penalty.
 
     Cross-validation holds out whole questions: the two members of a counterfactual pair share their question, so the
     training folds stay balanced, and the prior of a held-out question is unknown.
@@ -303,7 +303,7 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, layer: int) -> F
 
 
 def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None) -> Float[Tensor, "layer row width"]:
-    """The gradients of each margin with respect to the verdict's state at ``layer``; None: at all from 1 on."""
+    """Return the gradients of each margin with respect to the verdict's state at ``layer``; None: at all from 1 on."""
     layers = list(range(1, last_layer(vlm) + 1)) if layer is None else [layer]
 
     def gradients(batch: list[int]) -> Float[Tensor, "row layer width"]:
@@ -340,7 +340,7 @@ def _frozen_weights(model: Any) -> Iterator[None]:
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int, *, image: bool) -> Pooled:
-    """The inputs of a probe at ``layer`` for each prompt, float32 on the CPU."""
+    """Return the inputs of a probe at ``layer`` for each prompt, float32 on the CPU."""
     return _at(residuals(vlm, prompts, places=_places(image), layers=(0, layer)), layer, image)
 
 
@@ -354,7 +354,7 @@ class VerdictEdit:
     question: Tensor = field(init=False)
 
     def edit(self, here: LayerStates) -> Tensor | None:
-        """Reads the question at layer 0, and edits the verdict at ``layer``. Ignores decoding steps."""
+        """Read the question at layer 0, and edit the verdict at ``layer``. Ignore decoding steps."""
         verdict = here.at("verdict")
         if not len(verdict[0]):
             return None
@@ -378,7 +378,7 @@ def _at(read: Residuals, layer: int, image: bool) -> Pooled:
 
 
 def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int, seed: int) -> Int[Tensor, " row"]:
-    """The fold of each case; all cases of a question share one.
+    """Return the fold of each case; all cases of a question share one.
 
     Raises:
         UserError: a class is missing, or there are fewer questions than folds.

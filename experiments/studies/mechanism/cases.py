@@ -87,7 +87,7 @@ class AnsweredCases:
         return Resamples.from_cases(self.clusters, texts, tags, draws=draws, seed=seed)
 
     def tag(self, name: str) -> np.ndarray | None:
-        """The values of a tag; None where a case does not have it."""
+        """Return the values of a tag; None where a case does not have it."""
         values = [sample.tags.get(name) for sample in self.samples]
         return None if any(value is None for value in values) else np.array(values)
 

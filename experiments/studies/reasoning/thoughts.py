@@ -39,7 +39,7 @@ class Thought:
     margin: float
 
     def answer_prefix(self) -> Tokens:
-        """The answer up to its verdict."""
+        """Return the answer up to its verdict."""
         return (*self.opening, *self.content, *self.closing, *self.before)
 
     def upto(self, sentences: int) -> "Thought":
@@ -56,7 +56,9 @@ class Thought:
 
 
 def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> list[Thought | None]:
-    """The thought before each greedy answer; None where there is none, or it was cut off, or no verdict follows."""
+    """Return the thought before each greedy answer; None where there is none, or it was cut off, or no verdict
+    follows.
+    """
 
     def answer(batch: "list[Prompt]") -> list[Thought | None]:
         generation = vlm.generate(batch, max_new_tokens=max_new_tokens)
@@ -66,7 +68,7 @@ def thoughts_of(vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int)
 
 
 def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None:
-    """The thought of one row of a generation, as ``thoughts_of``."""
+    """Return the thought of one row of a generation, as ``thoughts_of``."""
     step = None if generation.verdict_steps is None else generation.verdict_steps[row]
     length = generation.thought_tokens[row] if generation.thought_tokens else 0
     if step is None or not length or step < length:
