@@ -1,4 +1,4 @@
-"""A first hour: twenty-five commands of ``forestlens``, with exit codes and a sentence each."""
+"""A first hour: commands of ``forestlens``, with exit codes and a sentence each."""
 
 import base64
 import csv
@@ -156,10 +156,6 @@ def test_a_server_answers_until_ctrl_c(folder: Path) -> None:
 def test_a_study_that_ctrl_c_ends_goes_on(folder: Path) -> None:
     said = interrupted(folder) or differs(Typed(CUT, 0, "continuing outputs/cut/"), folder)
     assert not said, said
-
-
-def test_these_are_twenty_five_commands() -> None:
-    assert len(ALONE) + 5 == 25
 
 
 def served(folder: Path) -> str:
