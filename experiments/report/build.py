@@ -88,8 +88,8 @@ def context(run: SavedRun) -> dict[str, Any]:
         "measures": headline_measures(run),
         "subject": model_title(model) if model else "the model",
         "bundled": toy_of(model),
-        "about": f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', UNKNOWN)} cases, asked in "
-        + (f"{len(names)} ways" if len(names) > 1 else "one way"),
+        "about": f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', UNKNOWN)} cases, "
+        + (f"{len(names)} arms" if len(names) > 1 else "one arm"),
         "before": base or studied,
         "rates_before": [results.get(base or studied, **key) for key in arms.RATES[design["kind"]].values()],
         "commands": next_commands(environment, str(run.directory)),

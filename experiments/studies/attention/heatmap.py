@@ -24,7 +24,7 @@ from experiments.evaluation.looking_inside import followed, yes_or_no
 from experiments.evaluation.matching import sample_with_id
 from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
-from experiments.report.tables import say
+from experiments.report.tables import fixed, say
 from experiments.report.text import lines
 from experiments.runs.record_fields import timestamp
 from experiments.runs.store import open_run
@@ -123,7 +123,9 @@ class Heatmap:
         by_method, why = self._by_method(vlm, sample, run, with_picture=bool(baseline.row.grids))
         if by_method:
             figures += draw_answers(folder, {"baseline": baseline, run.arm: by_method}, self.format)
-            described += [f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"]
+            described += [
+                f"answer of {run.arm}: {by_method.response} (margin {fixed(by_method.margin, 2, sign=True)} logits)"
+            ]
         described += [f"{run.arm} is not drawn: {why}"] if why else []
         if sample.image is not None and not baseline.row.grids:
             described += [f"no map of the picture: nothing says where in it the image tokens of {vlm.name} lie"]
