@@ -180,7 +180,7 @@ def check_learning(
 ) -> None:
     """Refuse arms that these cases cannot teach; ``learning`` are the methods that learn, by arm.
 
-    Without ``development`` cases an arm learns in folds of the ``samples`` to be answered (``folds.learning_folds``).
+    Without ``development`` cases an arm learns in folds of the ``samples`` to be answered (``learning_folds``).
     That needs answers that are verdicts, and a licence that allows it (``untrainable`` says why not).
 
     Raises:

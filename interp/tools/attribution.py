@@ -106,18 +106,21 @@ def _forward(
     vlm: "VLM", encoded: Mapping[str, Any], embed: Any, metric: "Metric | None"
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function from pixels and embeddings of all columns to margins, for variants of one encoded prompt."""
-    measure = metric or vlm.margin
 
     def margins(
         pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
     ) -> Float[Tensor, " variant"]:
         batch = _repeated(encoded, len(pixels)) | {"pixel_values": pixels.flatten(0, 1).to(vlm.dtype)}
         new = embeddings.to(vlm.dtype)
-        # ``input_ids`` still tells the model where the picture goes.
-        handle = embed.register_forward_hook(lambda _, __, output: new if output.shape == new.shape else output)
+
+        def instead(module: Any, arguments: Any, output: Tensor) -> Tensor:
+            """Replace the prompt's embeddings; those of an opening's tokens after it stay."""
+            asks = output.ndim == 3 and output.shape[1] >= new.shape[1]
+            return torch.cat([new, output[:, new.shape[1] :]], dim=1) if asks else output
+
+        handle = embed.register_forward_hook(instead)  # ``input_ids`` still says where the picture goes
         try:
-            with vlm.float32_logits(metric):
-                return measure(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
+            return vlm.measure(batch, metric)
         finally:
             handle.remove()
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from interp.segments import segment
+from interp.sequence_metric import SequenceMetric
 from interp.tools.attribution import integrated_gradients, mean_colour, occlude_image, occlude_words
 from interp.vlm import VLM, Prompt
 from tests import families
@@ -36,6 +37,14 @@ def test_gradients_add_up_and_see_the_image(family: str) -> None:
     outside = [c for c, label in enumerate(result.row.labels) if label != "user"]
     assert (result.tokens[outside] == 0).all()
     assert (result.tokens != 0).any()
+
+
+def test_the_gradients_of_whole_openings_add_up(vlm: VLM) -> None:
+    openings = SequenceMetric(((20, 21), (22,)))
+    result = integrated_gradients(vlm, PROMPT, steps=128, metric=openings)
+    assert result.margin == pytest.approx(float(vlm.score([PROMPT], metric=openings)), abs=1e-4)
+    assert abs(result.error) < 0.03
+    assert result.tokens.abs().sum() > 1e-2
 
 
 def test_the_gradient_is_the_models(vlm: VLM) -> None:

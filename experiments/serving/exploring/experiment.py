@@ -55,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True, config=STRICT)
 class Experiment:
-    """What is asked. ``picture`` and ``other`` are names (``experiments.serving.exploring.pictures``), "" for none.
+    """What is asked. ``picture`` and ``other`` are names (``experiments.serving.pictures``), "" for none.
 
     ``framed``: whether the question of the benchmark (is this safe, Yes or No?) stands around the words. ``arms`` are
     the one or two that answer; what looks inside looks at the arm of number ``arm``.
