@@ -267,7 +267,7 @@ class BatchContext:
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
-    """Return the parts of a batch as one ``Generation``; counts of work are summed."""
+    """Return the parts of a batch as one ``Generation``."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -282,9 +282,7 @@ def _joined(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(values)
-    if isinstance(first, list):
-        return [one for value in values for one in value]
-    return {key: sum(value[key] for value in values) for key in first} if isinstance(first, dict) else first
+    return [one for value in values for one in value] if isinstance(first, list) else first
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -4,7 +4,6 @@ A copy from the device makes the host wait until the device has caught up. So ev
 once. A copy to the device need not wait.
 """
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -23,13 +22,6 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         torch.cuda.current_stream(device).synchronize()
     # The copies from a GPU are in page-locked memory, which torch uses again.
     return [copy.clone() if one.is_cuda else copy for one, copy in zip(tensors, copies, strict=True)]
-
-
-def synchronised_time() -> float:
-    """Return the seconds of a clock, once a GPU has done what it was given."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 class Copies:

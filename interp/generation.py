@@ -39,7 +39,7 @@ class Generation:
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``branch`` is how a method ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``branch_margins`` are
     each answer's margins by the name of the branch (``mitigation.branches``), before its method's formula. ``steps``
-    are each answer's texts by name from the questions that a method asked before it, and ``spent`` what these took
+    are each answer's texts by name from the questions that a method asked before it
     (``mitigation.steps``). ``bounds`` are the lowest and highest value of each margin where replies give it (equal
     where it is exact); None where all are. ``statuses`` and ``reasons`` describe
     the outcome of each request to an API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
@@ -58,7 +58,6 @@ class Generation:
     branch: str = ""
     branch_margins: list[dict[str, float]] | None = None
     steps: list[dict[str, str]] | None = None
-    spent: dict[str, int | float] | None = None
     bounds: list[tuple[float, float]] | None = None
     thoughts: list[str] | None = None
     thought_tokens: list[int] | None = None

@@ -27,7 +27,6 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from interp.device_copies import synchronised_time
 from interp.generation import NAMES, cache_in
 from interp.hooks.attention import is_intercepted
 from interp.hooks.forward import hooked
@@ -47,7 +46,6 @@ OTHER_DECODING = {"custom_generate", "streamer", "assistant_model", "prefill_chu
 @dataclass
 class _Entry:
     output: Any
-    seconds: float
     size: int  # bytes
     uses: int = 1
 
@@ -69,7 +67,6 @@ class PrefillCache:
 
     computed: int = 0
     reused: int = 0
-    seconds: float = 0.0
     off: str = ""
     limit: int | None = None
     _entries: dict[bytes, _Entry] = field(default_factory=dict, repr=False)
@@ -80,10 +77,6 @@ class PrefillCache:
     def held(self) -> int:
         """Bytes of keys and values in the cache."""
         return sum(entry.size for entry in self._entries.values())
-
-    def counts(self) -> dict[str, int | float]:
-        """Return the counts for a run's record."""
-        return {"prefills": self.computed, "prefills_reused": self.reused, "prefill_seconds_saved": self.seconds}
 
     def next_method(self) -> None:
         """Let the prefills of the next method replace the prefills of earlier methods."""
@@ -179,16 +172,14 @@ class PrefillCache:
             entry.uses += 1
             self._recent.add(key)
             self.reused += rows
-            self.seconds += entry.seconds
             return _copied(entry.output), True
         if key is not None:
             self._make_room()
-        start = synchronised_time()
         output = run()
         self.computed += rows
         size = _size(output)
         if key is not None and size and (self.limit is None or self.held + size <= self.limit):
-            self._entries[key] = _Entry(_copied(output), synchronised_time() - start, size)
+            self._entries[key] = _Entry(_copied(output), size)
             self._recent.add(key)
         return output, False
 

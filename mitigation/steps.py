@@ -10,7 +10,6 @@ record or edit forwards, only apply to the answer. Importing this module loads n
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,11 +27,9 @@ LOST = ("provider_blocked", "transport_failed", "bad_image")  # of a remote mode
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """The model's answer in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
+    """The model's answer in one step; ``status`` and ``reason`` as in ``Generation``."""
 
     text: str
-    tokens: int
-    seconds: float
     status: str = ""
     reason: str = ""
 
@@ -58,11 +55,9 @@ class Steps:
     count: int
     rows: list[dict[str, str]] = field(init=False)
     lost: dict[int, StepAnswer] = field(init=False, default_factory=dict)
-    spent: dict[str, int | float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows = [{} for _ in range(self.count)]
-        self.spent = {"steps": 0, "step_tokens": 0, "step_seconds": 0.0, "known_seconds": 0.0}
 
     def ask(self, name: str, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> dict[int, str]:
         """Ask one prompt of each row and record its answer under ``name``. Skip rows with a failed step.
@@ -71,7 +66,7 @@ class Steps:
             UserError: the model cannot be asked this.
         """
         wanted = {row: replace(prompt, answer_prefix=()) for row, prompt in prompts.items() if row not in self.lost}
-        answers = _answers(unwrapped(self.vlm), wanted, max_new_tokens, self.spent)
+        answers = _answers(unwrapped(self.vlm), wanted, max_new_tokens)
         texts = {}
         for row, answer in answers.items():
             self.rows[row][name] = answer.text
@@ -99,7 +94,7 @@ class Steps:
 
     def noted(self, generation: "Generation") -> "Generation":
         """Return the answers with these steps."""
-        return replace(generation, steps=self.rows, spent=self.spent)
+        return replace(generation, steps=self.rows)
 
     def _lost_answers(self) -> "Generation":
         """Return empty answers, with the status of each failed step."""
@@ -107,7 +102,7 @@ class Steps:
 
         from interp.generation import Generation
 
-        lost = [self.lost.get(row, StepAnswer("", 0, 0.0)) for row in range(self.count)]
+        lost = [self.lost.get(row, StepAnswer("")) for row in range(self.count)]
         return Generation(
             texts=[""] * self.count,
             token_ids=[[] for _ in lost],
@@ -137,14 +132,11 @@ def check_words(vlm: "VLM", way_out: str) -> None:
         raise UserError(f"{str(error).partition(';')[0]}, which judging in words does; {way_out}") from error
 
 
-def _answers(
-    vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]
-) -> dict[int, StepAnswer]:
+def _answers(vlm: Any, prompts: "Mapping[int, Prompt]", budget: int) -> dict[int, StepAnswer]:
     """Return the answer to each prompt; ask in batches with and without pictures, and nothing twice."""
     model, shared = _SHARED.get() or (None, {})
     keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if model is vlm else {}
     answers = {row: shared[key] for row, key in keys.items() if key in shared}
-    spent["known_seconds"] += sum(answer.seconds for answer in answers.values())
     for pictured in (True, False):
         rows = [row for row in prompts if row not in answers and (prompts[row].image is not None) is pictured]
         if not rows:
@@ -152,24 +144,17 @@ def _answers(
         fresh = dict(zip(rows, _generated(vlm, [prompts[row] for row in rows], budget), strict=True))
         shared |= {keys[row]: answer for row, answer in fresh.items() if keys and answer.status not in LOST}
         answers |= fresh
-    spent["steps"] += len(answers)
-    spent["step_tokens"] += sum(answer.tokens for answer in answers.values())
-    spent["step_seconds"] += sum(answer.seconds for answer in answers.values())
     return answers
 
 
 def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswer]:
     from interp.hooks.forward import paused
 
-    start = time.perf_counter()
     with paused():
         given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
-    share = (time.perf_counter() - start) / len(prompts)
     return [
         StepAnswer(
             text,
-            len(given.token_ids[row]),
-            share,
             "" if given.statuses is None else given.statuses[row],
             "" if given.reasons is None else given.reasons[row],
         )

@@ -117,14 +117,14 @@ def compared(name: str, url: str, cases: int) -> bool:
     for model in (here, there):  # warm both
         ARMS["text_only"].generate(model, prompts[:2], max_new_tokens=1)
     for arm, method in (ARMS | {"vcd": vcd}).items():
-        (own, _), (other, seconds) = (_timed(method, model, prompts, 1) for model in (here, there))
+        (own, *_), (other, seconds, requests) = (_timed(method, model, prompts, 1) for model in (here, there))
         off = (own.margins - other.margins).abs()
         far = float(off.nan_to_num(float("inf")).max())
         plain = plain or seconds
         held &= far <= MARGIN and seconds <= SLOWER * plain
         print(f"{name:16}{arm:16}margins {int((off <= CLOSE).sum())} of {len(prompts)} within {CLOSE:g}, largest "
-              f"difference {far:.1e}; {_spent(other, prompts)}, {seconds / plain:.1f} times the baseline's "
-              f"{plain / len(prompts):.3f} s", flush=True)  # fmt: skip
+              f"difference {far:.1e}; {requests / len(prompts):.1f} requests a case, {seconds / plain:.1f} times "
+              f"the baseline's {plain / len(prompts):.3f} s", flush=True)  # fmt: skip
     prompts = prompts[:ANSWERS]
     whole = WHOLE | {"one": TextOnly(alpha=1.0), "vcd": vcd}
     known = {arm: _timed(method, here, prompts, TOKENS) for arm, method in whole.items()}
@@ -136,15 +136,15 @@ def compared(name: str, url: str, cases: int) -> bool:
     for way, (model, company) in ways.items():
         with company:
             for arm, method in whole.items():
-                own, alone = known[arm]
-                other, seconds = _timed(method, model, prompts, TOKENS)
+                own, alone, _ = known[arm]
+                other, seconds, requests = _timed(method, model, prompts, TOKENS)
                 flags = [bool(why) for why in other.reasons or []]
                 same = [one == two for one, two in zip(own.token_ids, other.token_ids, strict=True)]
                 silent = sum(not one and not flag for one, flag in zip(same, flags, strict=True))
                 held &= not silent and sum(flags) <= FLAGGED * len(prompts)
                 print(f"{name:16}{arm + ' answers':16}{way}: the same tokens {sum(same)} of {len(same)}, flagged "
-                      f"{sum(flags)}, silently other {silent}; {_spent(other, prompts)}, {seconds / len(prompts):.2f} "
-                      f"s, here {alone / len(prompts):.2f}", flush=True)  # fmt: skip
+                      f"{sum(flags)}, silently other {silent}; {requests / len(prompts):.1f} requests a case, "
+                      f"{seconds / len(prompts):.2f} s, here {alone / len(prompts):.2f}", flush=True)  # fmt: skip
     return held
 
 
@@ -180,14 +180,11 @@ def foreign_client(url: str, name: str) -> Iterator[None]:
             sys.exit("somebody else's requests were refused: this shows nothing")
 
 
-def _timed(method: Any, model: Any, prompts: Any, tokens: int) -> tuple[Any, float]:
-    begun = time.perf_counter()
+def _timed(method: Any, model: Any, prompts: Any, tokens: int) -> tuple[Any, float, int]:
+    """The answers, their seconds, and the requests that they took."""
+    before, begun = getattr(model, "requests", 0), time.perf_counter()
     given = method.generate(model, prompts, max_new_tokens=tokens)
-    return given, time.perf_counter() - begun
-
-
-def _spent(given: Any, prompts: Any) -> str:
-    return f"{(given.spent or {}).get('requests', 0) / len(prompts):.1f} requests a case"
+    return given, time.perf_counter() - begun, getattr(model, "requests", 0) - before
 
 
 def main(folder: Path, cases: int) -> None:

@@ -42,6 +42,7 @@ class Endpoint:
         self.config, self.stop, self._logprobs = config, Event(), config.logprobs == "auto"
         self._lock, self._free = Lock(), time.monotonic()  # when the next request may leave
         self._answered, self._refusals = False, Counter[str]()  # refusals by their words
+        self.requests = 0  # sent for answers; attempts at the same one count once
         self._key = config.key()
         self._http = httpx2.Client(
             timeout=config.timeout,
@@ -51,11 +52,10 @@ class Endpoint:
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
         )
 
-    def ask(self, messages: list[dict[str, Any]], most: int, spent: Counter[str], *, again: bool = True) -> Reply:
+    def ask(self, messages: list[dict[str, Any]], most: int, *, again: bool = True) -> Reply:
         """Return the answer to ``messages`` with at most ``most`` tokens, or the status of a request without one.
 
         Args:
-            spent: counts requests.
             again: whether to ask for an empty or garbled answer once more.
 
         Raises:
@@ -68,25 +68,25 @@ class Endpoint:
         if self._logprobs:
             fields |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
         fields |= config.extra_body | config.rendering
-        reply = self.send(fields, spent)
+        reply = self.send(fields)
         if reply.kind is FailureKind.NO_LOGPROBS:
             self._logprobs = False
-            return self.ask(messages, most, spent, again=again)
+            return self.ask(messages, most, again=again)
         if again and reply.kind is None and reply.status in (Status.EMPTY, Status.TRANSPORT_FAILED):
-            return self.ask(messages, most, spent, again=False)
+            return self.ask(messages, most, again=False)
         return reply
 
-    def send(self, fields: dict[str, Any], spent: Counter[str], *, prompt_tokens: int | None = None) -> Reply:
+    def send(self, fields: dict[str, Any], *, prompt_tokens: int | None = None) -> Reply:
         """Return the reply to a chat request of these ``fields``, after all attempts.
 
         Args:
-            spent: counts requests and tokens.
             prompt_tokens: see ``read_completion``.
 
         Raises:
             UserError: as ``ask``.
         """
-        spent["requests"] += 1
+        with self._lock:
+            self.requests += 1
         try:
             status, body = self._attempted("chat/completions", fields)
             if status == 200:
@@ -98,8 +98,6 @@ class Endpoint:
         except OSError as error:
             reply = Reply(Status.TRANSPORT_FAILED, reason=str(error), kind=FailureKind.FAILED)
         self._answered |= reply.status is not Status.TRANSPORT_FAILED
-        if reply.tokens is not None:
-            spent["request_tokens"] += reply.tokens.length + len(reply.tokens.ids)
         text, thought, model, reason = map(self._without_key, (reply.text, reply.thought, reply.model, reply.reason))
         return replace(reply, text=text, thought=thought, model=model, reason=one_line(reason))
 

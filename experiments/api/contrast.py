@@ -9,7 +9,6 @@ lies inside the clean list; what is not exact is said to be so.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -90,13 +89,12 @@ class Decoder:
     """Whole greedy answers of ``method`` to the clean prompt (the first of ``prompts``) and the others.
 
     Requests: one for a draft and one for each branch and round. There is one round more than changes. Tokens that a
-    list lacks are asked for by id. ``spent`` counts requests and tokens.
+    list lacks are asked for by id.
     """
 
     engine: "Engine"
     method: BranchMethod
     prompts: "Sequence[Messages]"
-    spent: Counter[str]
 
     def decode(self, budget: int) -> Answer:
         """Return the answer, of ``budget`` tokens at most.
@@ -109,7 +107,7 @@ class Decoder:
         answer = Answer()
         while not (answer.ended or answer.fault) and len(answer.tokens) < budget:
             most = budget - len(answer.tokens)
-            draft = self.engine.ask(self.spent, self.prompts[0], answer.tokens, most=most)
+            draft = self.engine.ask(self.prompts[0], answer.tokens, most=most)
             answer.model = draft.model
             if answer.tokens and draft.before[-len(answer.tokens) :] != answer.tokens:
                 return replace(answer, fault=OTHER.format(len(answer.tokens)))
@@ -122,19 +120,19 @@ class Decoder:
 
     def _plain(self, budget: int) -> Answer:
         yes, no = self.engine.answers
-        draft = self.engine.ask(self.spent, self.prompts[0], most=budget, named=[*yes, *no])
+        draft = self.engine.ask(self.prompts[0], most=budget, named=[*yes, *no])
         margin = margin_of_lists(self.method, draft.lists[:1], yes, no) if draft.ids else Margin()
         return Answer(draft.ids, draft.ended, margin, model=draft.model)
 
     def _verified(self, answer: Answer, draft: list[int], ended: bool) -> Answer:
         """Return the draft as far as the method chooses its tokens, with the first that it chooses otherwise."""
         begin = len(answer.tokens)
-        lists = [self.engine.follow(self.spent, self.prompts[0], draft)]
+        lists = [self.engine.follow(self.prompts[0], draft)]
         # Yes and No are always looked at, at the first step.
         unsure = [at for at in range(begin, len(lists[0])) if at == 0 or self._plausible(lists[0][at]) != [draft[at]]]
         if unsure:
             read = draft[: unsure[-1] + 1]
-            lists += [self.engine.follow(self.spent, prompt, read) for prompt in self.prompts[1:]]
+            lists += [self.engine.follow(prompt, read) for prompt in self.prompts[1:]]
         readable = min([len(lists[0]), *(len(each) for each in lists[1:] if len(each) <= unsure[-1])])
         for step in (step for step in unsure if step < readable):
             here = draft[:step]
@@ -170,7 +168,7 @@ class Decoder:
         complete = []
         for prompt, listed in zip(self.prompts, lists, strict=True):
             lacking = [token for token in tokens if token not in listed]
-            named = self.engine.name(self.spent, prompt, here, lacking) if lacking else {}
+            named = self.engine.name(prompt, here, lacking) if lacking else {}
             if named is None:
                 return None
             complete.append(listed | named)

@@ -8,7 +8,6 @@ sent. The log-probabilities of named tokens, and of a prompt's tokens, are right
 import math
 import re
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,7 +71,6 @@ class Engine:
 
     def ask(
         self,
-        spent: Counter[str],
         messages: Messages,
         answer: Sequence[int] = (),
         *,
@@ -84,7 +82,6 @@ class Engine:
         """Ask for up to ``most`` tokens after ``answer``, the beginning of the answer.
 
         Args:
-            spent: counts requests and tokens.
             lists: whether to ask for the likeliest tokens at each of ``answer``.
             named: the tokens whose log-probabilities are asked for.
             whole_prompt: whether to return all tokens of the prompt, not only the last ones.
@@ -105,7 +102,7 @@ class Engine:
         fields = {"messages": list(messages), "temperature": 0, config.token_field: most, **extra}
         fields |= {"logprobs": True, "top_logprobs": 0} if named else {}
         count = sys.maxsize if whole_prompt else len(answer) + BEFORE
-        reply = self.endpoint.send(fields, spent, prompt_tokens=count)
+        reply = self.endpoint.send(fields, prompt_tokens=count)
         if reply.kind is FailureKind.NO_LOGPROBS:
             way_out = f"start vLLM with --max-logprobs {self.listed}, or take model.logprobs=off"
             raise UserError(f"{config.base_url} lists no {self.listed} log-probabilities ({reply.reason}); {way_out}")
@@ -120,9 +117,7 @@ class Engine:
             )
         return reply.tokens
 
-    def name(
-        self, spent: Counter[str], messages: Messages, answer: Sequence[int], tokens: Sequence[int]
-    ) -> dict[int, float] | None:
+    def name(self, messages: Messages, answer: Sequence[int], tokens: Sequence[int]) -> dict[int, float] | None:
         """Return the log-probabilities of ``tokens``, and of the likeliest one, after ``answer``.
 
         None if the text of ``answer`` gives other tokens back, so that it cannot be continued.
@@ -130,25 +125,25 @@ class Engine:
         Raises:
             Failed, UserError: as ``ask``.
         """
-        reply = self.ask(spent, messages, answer, named=tokens)
+        reply = self.ask(messages, answer, named=tokens)
         return reply.lists[0] if list(answer) == reply.before[len(reply.before) - len(answer) :] else None
 
-    def follow(self, spent: Counter[str], messages: Messages, answer: Sequence[int]) -> list[dict[int, float]]:
+    def follow(self, messages: Messages, answer: Sequence[int]) -> list[dict[int, float]]:
         """Return the lists at each of the ``answer``'s tokens, as far as its text gives its tokens back.
 
         The last list is of the first token that the text does not give back, because it depends only on those before.
         """
-        reply = self.ask(spent, messages, answer, lists=True)
+        reply = self.ask(messages, answer, lists=True)
         count = len(answer)
         if reply.before[-count:] != list(answer):  # how many tokens the text has, decides where the answer begins
-            count = reply.length - self.ask(spent, messages).length
+            count = reply.length - self.ask(messages).length
             if not 0 < count <= len(reply.before):
                 return []
         given = reply.before[-count:]
         same = next((at for at, pair in enumerate(zip(given, answer, strict=False)) if pair[0] != pair[1]), count)
         return reply.lists_before[-count:][: same + 1]
 
-    def likelihoods(self, spent: Counter[str], messages: Messages, answers: Sequence[tuple[int, ...]]) -> list[float]:
+    def likelihoods(self, messages: Messages, answers: Sequence[tuple[int, ...]]) -> list[float]:
         """Return the log-probability that an answer begins with each of ``answers``.
 
         It is NaN if the text of a beginning does not give its tokens back. A beginning of another one is read with it.
@@ -161,7 +156,7 @@ class Engine:
             if answer in chances:
                 continue
             total = 0.0
-            for size, (token, listed) in enumerate(zip(answer, self.follow(spent, messages, answer), strict=False), 1):
+            for size, (token, listed) in enumerate(zip(answer, self.follow(messages, answer), strict=False), 1):
                 total += listed.get(token, math.nan)
                 chances[answer[:size]] = total
         return [chances.get(answer, math.nan) for answer in answers]

@@ -5,7 +5,6 @@ Methods that work through prompts only (``mitigation.method.Abilities.works_over
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -44,7 +43,7 @@ DEFAULTS = (
     "name them in model.extra_body"
 )
 UNREAD = "requests have no refusal margin: the server did not give the log-probabilities of every opening"
-Ask = Callable[[int, Counter[str]], tuple[Reply, Answer]]
+Ask = Callable[[int], tuple[Reply, Answer]]
 
 
 def check_methods(arms: Mapping[str, Method], config: ApiConfig, *, scored: bool = False) -> None:
@@ -106,12 +105,17 @@ class ApiModel:
         if by_token(self.config):
             return self.contrasted(AsItIs(), prompts, [], max_new_tokens=budget)
 
-        def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
-            reply = self._split(self._endpoint.ask(self._messages(prompts[row]), budget, spent))
+        def ask(row: int) -> tuple[Reply, Answer]:
+            reply = self._split(self._endpoint.ask(self._messages(prompts[row]), budget))
             return reply, Answer([], reply.status is Status.ANSWERED, margin_of_words(reply.listed))
 
         self._note(DEFAULTS, [self.config.local and not self.config.extra_body] * len(prompts))
         return self._generation(prompts, ask)[0]
+
+    @property
+    def requests(self) -> int:
+        """The requests for answers that were sent so far."""
+        return self._endpoint.requests
 
     @property
     def end_ids(self) -> set[int]:
@@ -130,8 +134,8 @@ class ApiModel:
 
         chances = torch.full((len(prompts), len(openings)), math.nan)
 
-        def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
-            chances[row] = torch.tensor(self._engine.likelihoods(spent, self._messages(prompts[row]), openings))
+        def ask(row: int) -> tuple[Reply, Answer]:
+            chances[row] = torch.tensor(self._engine.likelihoods(self._messages(prompts[row]), openings))
             return Reply(Status.ANSWERED), Answer()
 
         self._each(len(prompts), ask)
@@ -150,7 +154,7 @@ class ApiModel:
         """
         if self.config.engine is None:
             return None
-        return self._engine.ask(Counter(), self._messages(prompt), whole_prompt=True).before
+        return self._engine.ask(self._messages(prompt), whole_prompt=True).before
 
     def contrasted(
         self, method: BranchMethod, prompts: "Sequence[Prompt]", others: Sequence[Any], *, max_new_tokens: int
@@ -167,13 +171,13 @@ class ApiModel:
         if not by_token(self.config):
             raise UserError(f"{self.name} cannot be asked: {CONTRASTS}; or remove {type(method).__name__}")
 
-        def ask(row: int, spent: Counter[str]) -> tuple[Reply, Answer]:
+        def ask(row: int) -> tuple[Reply, Answer]:
             branches = [self._messages(one) for one in (prompts[row], *(other["prompts"][row] for other in others))]
             if max_new_tokens > 1:
-                answer = Decoder(self._engine, method, branches, spent).decode(max_new_tokens)
+                answer = Decoder(self._engine, method, branches).decode(max_new_tokens)
             else:
                 yes, no = self._engine.answers
-                lists = [self._engine.name(spent, branch, [], [*yes, *no]) or {} for branch in branches]
+                lists = [self._engine.name(branch, [], [*yes, *no]) or {} for branch in branches]
                 answer = Answer([], True, margin_of_lists(method, lists, yes, no))
             text = self._engine.text(answer.tokens) if answer.tokens else ""
             status = Status.ANSWERED if answer.ended else Status.TRUNCATED
@@ -204,7 +208,7 @@ class ApiModel:
                 f"prompt '{begun[0]}' has an answer that has begun, and a request to {self.name} says nothing of one; "
                 "ask a model whose weights are here"
             )
-        replies, answers, spent = zip(*self._each(len(prompts), ask), strict=True)
+        replies, answers = zip(*self._each(len(prompts), ask), strict=True)
         self.reported |= {reply.model for reply in replies if reply.model}
         self._note(HIDDEN, [reply.hidden and self.config.logprobs != "off" for reply in replies])
         self._note(USED_UP, [reply.status is Status.TRUNCATED and not reply.text for reply in replies])
@@ -218,7 +222,6 @@ class ApiModel:
             statuses=[reply.status.value for reply in replies],
             reasons=[reply.reason for reply in replies],
             sampled=self.config.temperature != 0,
-            spent=dict(sum(spent, Counter[str]())),
         )
         return generation, list(answers)
 
@@ -242,15 +245,14 @@ class ApiModel:
             self._notes.add(sentence)
             print(f"note: {self.name}: {sum(concerned)} of {len(concerned)} {sentence}", file=sys.stderr)
 
-    def _each(self, rows: int, ask: Ask) -> list[tuple[Reply, Answer, Counter[str]]]:
-        """Return what ``ask`` says of every row, with the requests that it spent, ``concurrency`` at a time."""
+    def _each(self, rows: int, ask: Ask) -> list[tuple[Reply, Answer]]:
+        """Return what ``ask`` says of every row, ``concurrency`` at a time."""
 
-        def answer(row: int) -> tuple[Reply, Answer, Counter[str]]:
-            spent = Counter[str]()
+        def answer(row: int) -> tuple[Reply, Answer]:
             try:
-                return *ask(row, spent), spent
+                return ask(row)
             except Failed as failure:
-                return failure.reply, Answer(), spent
+                return failure.reply, Answer()
 
         self._endpoint.stop.clear()
         with ThreadPoolExecutor(min(self.config.concurrency, rows)) as pool:

@@ -9,8 +9,6 @@ full answer is then not seen, so one that is neither Yes nor No gets a verdict a
 transformers.
 """
 
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 BASELINE = "baseline"
-COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
-PREFILLS = ("prefills", "prefills_reused")
 
 
 @dataclass(frozen=True)
@@ -277,10 +273,8 @@ class Answering:
             return scored(samples, arm, generation)
         return judge_batch(samples, arm, generation, self.run.judge)
 
-    def generate(
-        self, arm: str, method: "Method", prompts: "Sequence[Prompt]", *, counted: bool = True
-    ) -> "Generation":
-        """Return the arm's answers to some prompts; nothing is recorded but, if ``counted``, what they took.
+    def generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
+        """Return the arm's answers to some prompts; nothing is recorded.
 
         Raises:
             MethodFault: names the arm; its method raised what it should not, or did not return what it owes.
@@ -288,7 +282,7 @@ class Answering:
         """
         vlm = self.vlm
         assert vlm is not None
-        prompts = rolled_out(lambda some: self.generate(arm, method, some, counted=counted), prompts)
+        prompts = rolled_out(lambda some: self.generate(arm, method, some), prompts)
         margins = self.run.benchmark.kind == "yes_no" and self.run.endpoint is None
 
         def answers(part: "Sequence[Prompt]") -> "Generation":
@@ -296,7 +290,6 @@ class Answering:
             check_answers(method, given, part, margins=margins)
             return given
 
-        start, before = time.perf_counter(), self._read()
         try:
             generation = merged(vlm.batches.limit.parts(prompts, answers))
         except MethodFault as fault:
@@ -310,51 +303,18 @@ class Answering:
             path = getattr(method, "path", None)  # of a user's file
             where = line_in(Path(path), error) if isinstance(path, str) else ""
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
-        if counted:
-            spent = {name: count - before[name] for name, count in self._read().items()}
-            spent |= {"seconds": time.perf_counter() - start, **(generation.spent or {})}
-            tokens = sum(map(len, generation.token_ids))
-            line = {"arm": arm, "first": prompts[0].key, "cases": len(prompts), "tokens": tokens}
-            self.store.append([line | spent], COST)
         return noted(replace(generation, sampled=generation.sampled or abilities(method).sampled), prompts)
 
-    def _read(self) -> dict[str, int | float]:
-        """Return the counts of prefills."""
-        return self.prefills.counts() if self._computes else {}
+    def remarks(self) -> dict[str, Any]:
+        """Return what environment.json says of how the answers were made, without empty entries.
 
-    def cost(self) -> dict[str, dict[str, float]]:
-        """Return by arm its cases with their tokens and seconds in the run so far, the development split's included.
-
-        ``steps``, ``step_tokens`` and ``step_seconds`` count the questions that it asked before its answers.
-        ``shared_seconds`` are what it took in this run. ``seconds`` are the time that the arm would need if no other
-        arm shared work with it. They include ``known_seconds`` of steps that another arm or launch asked. They include
-        ``prefill_seconds_saved`` of prefills that another arm read. ``prefills`` counts prompts that it read,
-        ``prefills_reused`` prompts that another arm had read. Of a batch that was answered twice, the last counts.
+        ``batch_rows`` are the batch sizes after memory ran out. ``prefills_not_shared`` says why arms read their
+        prompts again. ``requests`` counts what this launch asked of an API.
         """
-        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(COST)}
-        sums: dict[str, Counter[str]] = {}
-        for (arm, _), counts in latest.items():
-            sums.setdefault(arm, Counter()).update(counts)
-        totals: dict[str, dict[str, Any]] = {arm: dict(counts) for arm, counts in sums.items()}
-        for total in totals.values():
-            total["shared_seconds"] = round(total["seconds"], 3)
-            saved = total.get("known_seconds", 0.0) + total.get("prefill_seconds_saved", 0.0)
-            total["seconds"] = round(total["seconds"] + saved, 3)
-        return totals
-
-    def efficiency(self) -> dict[str, Any]:
-        """Return what environment.json says of the answers' cost, without empty entries.
-
-        ``cost`` is by arm. ``batch_rows`` are the batch sizes after memory ran out. ``prefills`` counts prompts that
-        were read, and prompts that another arm had read.
-        """
-        cost = self.cost()
-        read = {name: sum(arm.get(name, 0) for arm in cost.values()) for name in PREFILLS}
         entries = {
-            "cost": cost,
             "batch_rows": self._rows,
-            "prefills": read if any(read.values()) else {},
             "prefills_not_shared": self.prefills.off if self._computes else "",
+            "requests": getattr(self.vlm, "requests", 0),
         }
         return {name: value for name, value in entries.items() if value}
 

@@ -57,7 +57,7 @@ def _compared(
                 picture = open_pictures(sample)
             except BadImage:
                 continue
-            alone = answering.generate(arm, study.methods[arm], [prompt_of(sample, picture)], counted=False)
+            alone = answering.generate(arm, study.methods[arm], [prompt_of(sample, picture)])
             (line,) = answering.judged([sample], arm, alone)
             counts["n"] += 1
             counts["answers"] += line["response"] != before["response"]

@@ -354,7 +354,7 @@ class RefusalMargins:
             for sample, picture in zip(batch, pictures, strict=True)
             if not answering.unseen(picture)
         ]
-        return rolled_out(lambda turns: answering.generate(arm, method, turns, counted=False), prompts)
+        return rolled_out(lambda turns: answering.generate(arm, method, turns), prompts)
 
     def _listed(self, kind: Kind) -> list[dict[str, Any]]:
         learned = openings.learn(self._answers(self._taught), self._refused(self._taught), kind)

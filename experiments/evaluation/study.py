@@ -28,7 +28,7 @@ from experiments.evaluation.refusal_margins import NoMargin, RefusalMargins, mar
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
-from experiments.report.build import build, cost_sentences
+from experiments.report.build import build
 from experiments.report.saved_run import write_thumbnails
 from experiments.runs import analyses as states
 from experiments.runs import provenance, record_fields
@@ -295,7 +295,7 @@ class Study:
         write_thumbnails(self.store.path, self.samples)
         states.expect(self.store.path, to_come)  # before the run says that its arms are measured
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
-        more = ({"reported": reported} if reported else {}) | branches(current) | self.answering.efficiency()
+        more = ({"reported": reported} if reported else {}) | branches(current) | self.answering.remarks()
         self._close(more, finished=not self._lost(current))
         return Evaluation(evaluation.results, design)
 
@@ -319,9 +319,6 @@ class Study:
         )
         self.console.print()
         self.console.print(rendered)
-        if self.run.verbose:
-            for sentence in cost_sentences(self.answering.cost()):
-                self.console.print(sentence, highlight=False, markup=False)
         current = self.records()
         if lost := self._lost(current):
             total = f"{lost} of {len(current)} requests never got through"

@@ -131,7 +131,7 @@ def _question(environment: Mapping[str, Any], studied: str, *, compared: bool) -
 
 
 def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what the run was, by name: model, benchmark, judge, seed, code, machine, command, cost."""
+    """Return what the run was, by name: model, benchmark, judge, seed, code, machine, command."""
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     commit = str(environment.get("commit") or UNKNOWN)[:12]
     if environment.get("dirty"):
@@ -155,21 +155,8 @@ def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("threads", _joined(environment.get("threads"))),
         ("code", commit),
         ("started, finished", f"{_joined(environment.get('started'))}, {_joined(environment.get('finished'))}"),
-        *(("cost", sentence) for sentence in cost_sentences(environment.get("cost") or {})),
         *((f"run of {name}", str(folder)) for name, folder in (environment.get("joined") or {}).items()),
     ]
-
-
-def cost_sentences(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return what arms cost that ask questions before their answers, next to the baseline."""
-    sentences = []
-    for arm, spent in ((arm, spent) for arm, spent in cost.items() if spent.get("steps")):
-        questions, tokens, seconds = (spent[name] / spent["cases"] for name in ("steps", "step_tokens", "seconds"))
-        plain = cost.get("baseline")
-        times = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
-        sentences.append(f"{arm}: {questions:.2g} questions a case before its answer, {tokens:.1f} tokens; "
-                         f"{seconds:.3g} s a case{times}.")  # fmt: skip
-    return sentences
 
 
 def _joined(*values: Any) -> str:

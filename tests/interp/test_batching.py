@@ -41,11 +41,9 @@ def test_batches_keep_to_both_bounds_and_hold_every_case_once(
         assert all(min(first) >= max(second) for first, second in pairwise(own))
 
 
-def answers(prompts: Sequence[Prompt], spent: dict[str, int | float] | None = None) -> Generation:
+def answers(prompts: Sequence[Prompt]) -> Generation:
     texts = [prompt.text for prompt in prompts]
-    return Generation(
-        texts, [[1]] * len(texts), torch.tensor([float(len(t)) for t in texts]), [True] * len(texts), spent=spent
-    )
+    return Generation(texts, [[1]] * len(texts), torch.tensor([float(len(t)) for t in texts]), [True] * len(texts))
 
 
 PROMPTS = [Prompt("x" * n) for n in range(1, 8)]
@@ -66,7 +64,7 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
         asked.append(len(part))
         if len(part) > 2:
             raise error
-        return answers(part, {"steps": len(part)})
+        return answers(part)
 
     limit = MemoryLimit(32, said.append)
     found = merged(limit.parts(PROMPTS, ask))
@@ -75,7 +73,6 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert len(freed) == 2
     assert found.texts == [prompt.text for prompt in PROMPTS]
     assert found.margins.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert found.spent == {"steps": 7}
     assert found.statuses is None
     limit.parts(PROMPTS[:2], ask)
     assert asked[9:] == [1, 1]

@@ -87,6 +87,7 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     assert evaluate(run) == first
     sent = {json.dumps(request["messages"]) for request in proxy.requests[before:]}
     assert len(sent) == unanswered  # nothing that was answered is asked again
+    assert json.loads((first / "environment.json").read_text())["requests"] >= unanswered
     assert finished(first)
     final = said(first)
     assert set(final) == set(undisturbed)

@@ -32,7 +32,7 @@ def outcome(said: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Row], str]
     assert json.loads((folder / ".hydra/identity.json").read_text())["finished"]
     assert not [path.name for path in folder.iterdir() if ".part" in path.name]
     names = {path.name.partition(".")[0] for path in folder.glob("*.jsonl")}
-    assert names == {"cost", "development", "predictions"}
+    assert names == {"development", "predictions"}
     assert json.loads((folder / "environment.json").read_text())["finished"]
     results = [row._replace(run="") for row in read_results(folder)]
     return read_records(folder), results, (folder / "metrics.json").read_text()

@@ -22,7 +22,7 @@ from tests.experiments.one_process import Alone
 
 ARMS = ("b", "a")
 TORN = '{"case": "ü'.encode()[:-1]
-FILES = st.sampled_from((PREDICTIONS, "cost.jsonl"))
+FILES = st.sampled_from((PREDICTIONS, "development.jsonl"))
 sizes = st.integers(1, 3)
 
 
@@ -35,7 +35,7 @@ class Store(RuleBasedStateMachine):
     @initialize(size=sizes)
     def begin(self, size: int) -> None:
         self.root = Path(tempfile.mkdtemp())
-        self.lines: dict[str, list[str]] = {PREDICTIONS: [], "cost.jsonl": []}
+        self.lines: dict[str, list[str]] = {PREDICTIONS: [], "development.jsonl": []}
         self.latest: dict[tuple[str, str], int] = {}
         self.turn = self.finished = 0
         self.answer_prefix = False
