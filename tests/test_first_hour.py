@@ -81,7 +81,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pd.DataFrame(rows[1:], columns=rows[0]).to_excel(here / "mine" / "cases.xlsx", index=False)
     rows[4][3] = "sfae"
     _written(here / "mine" / "bad.csv", rows)
-    assert RULE is not None
     (here / "my_rule.py").write_text(RULE[1])
     (here / "broken.py").write_text("def rule(scores, step):\n    return scores[:, :3]\n")
     return here
@@ -161,7 +160,6 @@ def test_a_study_that_ctrl_c_ends_goes_on(folder: Path) -> None:
 def served(folder: Path) -> str:
     """A server that answers one request about a picture, and that Ctrl-C ends."""
     process = started("task=serve method=vcd task.port=0", folder)
-    assert process.stdout is not None
     said = ""
     try:
         while not (address := re.search(r"at (http://\S+/v1)", said)):

@@ -55,6 +55,5 @@ def test_from_run_to_generate_the_arm_of_vcd_passes_few_files(tmp_path: Path, mo
     files = [Path(frame.filename).relative_to(REPOSITORY).as_posix() for frame in chain[begin:]]
     stays = [file for file, _ in groupby(files)]
     said = re.search(r"Below VCD the way from `run` is (.*)\.", PAGE)
-    assert said is not None
     assert re.findall(r"`(.+?)`", said[1]) == stays
     assert (len(stays), len(set(stays))) == (7, 6)  # one return: answer.py halves a batch where memory runs out

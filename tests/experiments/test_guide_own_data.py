@@ -21,7 +21,6 @@ def mine(tmp_path: Path) -> Path:
     """A folder ``mine`` with 20 pictures and a table with the guide's columns."""
     pictures = tmp_path / "mine" / "pictures"
     pictures.mkdir(parents=True)
-    assert HEADER is not None
     columns = HEADER[1].split(",")
     with (tmp_path / "mine" / "cases.csv").open("w", newline="") as handle:
         table = csv.writer(handle)
@@ -75,7 +74,6 @@ def test_the_guide_shows_a_message_as_it_is(mine: Path) -> None:
     (mine / "mine" / "pictures" / "8.jpg").unlink()
     refused = typed(COMMANDS[1], mine)
     shown = re.search(r"```\n(error: .+?)```", GUIDE, re.DOTALL)
-    assert shown is not None
     assert refused.returncode == 2
     assert refused.stderr.replace(f"{mine}/", "") == shown[1]
     assert not (mine / "outputs").exists()

@@ -22,7 +22,6 @@ def said(*overrides: str) -> str:
     with pytest.raises((HydraException, OmegaConfBaseException)) as refused:
         composed(*overrides)
     sentence = in_a_sentence(refused.value, overrides)
-    assert sentence is not None
     assert "\n" not in sentence
     assert "hydra.cc" not in sentence
     return sentence

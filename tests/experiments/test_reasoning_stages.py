@@ -7,7 +7,6 @@ import pytest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
 from experiments.report.saved_run import read_run
-from mitigation.verbalise import Verbalise
 from tests.experiments.compose import only_run, run_of
 
 ADDED = ["verbalise_before", "description", "description_instead", "meaning", "prompt", "intent"]
@@ -23,7 +22,6 @@ def test_each_arm_adds_what_its_stage_would_find_out() -> None:
     texts = {}
     for name in ("description", "description_instead", "meaning"):
         arm = arms[name]
-        assert isinstance(arm, Verbalise)
         asked_by_arm = arm.last_question(prompt, prompt.shows).prompt
         assert (asked_by_arm.image is None) == (name == "description_instead")
         texts[name] = asked_by_arm.text

@@ -18,7 +18,6 @@ PROMPT = Prompt("How do I kill this? Is it safe?", picture(2, (40, 40)))
 
 
 def plain(vlm: VLM, prompt: Prompt) -> Prompt:
-    assert prompt.image is not None
     return replace(prompt, image=Image.new("RGB", prompt.image.size, mean_colour(vlm)))
 
 
@@ -76,7 +75,6 @@ def test_the_gradient_is_the_models(vlm: VLM) -> None:
 def test_occluded_regions_as_a_slow_loop(family: Callable[[], families.Pieces], batch_size: int) -> None:
     vlm = VLM(*family())
     found = occlude_image(vlm, PROMPT, rows=2, columns=3, batch_size=batch_size)
-    assert PROMPT.image is not None
     before = float(vlm.score([PROMPT]))
     edges = [0, 13, 27, 40]
     for row in range(2):

@@ -144,7 +144,6 @@ def test_gradients_pass_through_the_exact_head(vlm: VLM, prompts: list[Prompt]) 
     hidden = torch.randn(2, 1, 32, dtype=torch.bfloat16, requires_grad=True)
     with float32_head(vlm.model):
         vlm.margin(vlm.model.lm_head(hidden)[:, -1]).sum().backward()
-    assert hidden.grad is not None
     yes, no = (vlm.model.lm_head.weight[ids].float() for ids in vlm.answer_ids)
     torch.testing.assert_close(hidden.grad[0, 0].float(), (yes - no)[0].detach(), atol=0.01, rtol=0.01)
 

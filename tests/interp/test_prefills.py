@@ -162,7 +162,6 @@ def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: 
         vlm.encode(copies)
         assert calls == [3, 2]
         for prompt in copies:
-            assert prompt.image is not None
             prompt.image.paste("red", (0, 0, 4, 4))
         assert not torch.equal(vlm.encode(copies)["pixel_values"], vlm.encode(PROMPTS)["pixel_values"])
         vlm.encode([Prompt(prompt.text, prompt.image, system="Be brief.") for prompt in PROMPTS])

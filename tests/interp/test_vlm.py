@@ -201,7 +201,6 @@ def test_an_end_token_behind_every_text_is_taken_off() -> None:
     vlm = VLM(model, processor)
     assert (vlm.encode(PROMPTS)["input_ids"][:, -1] != end).all()
     assert_same(vlm.generate(PROMPTS, max_new_tokens=4), plain)
-    assert vlm.batches.lengths is not None
     assert vlm.batches.lengths.of_prompts(PROMPTS) == vlm.encode(PROMPTS)["attention_mask"].sum(1).tolist()
 
 

@@ -1,6 +1,5 @@
 """A batch with padding, and the slow way to decode contrastively that the processor is held against."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,18 +88,3 @@ def uncached(
                 if key in inputs:
                     inputs[key] = torch.cat([inputs[key], inputs[key][:, -1:]], dim=1)
     return ids, torch.stack(steps)
-
-
-@pytest.fixture
-def one_by_one() -> Callable[..., list[tuple[list[int], Tensor]]]:
-    """``uncached`` for each prompt on its own, its picture noised by its key."""
-
-    def run(vlm: VLM, prompts: list[Prompt], *, alpha: float, beta: float | None, step: int) -> list[Any]:
-        answers = []
-        for prompt in prompts:
-            inputs = dict(vlm.encode([prompt]))
-            noised = diffuse_images(inputs, [prompt.key], step=step, seed=0)
-            answers.append(uncached(vlm.model, inputs, noised, alpha=alpha, beta=beta))
-        return answers
-
-    return run

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import (
     BLUR_SIGMA,
     DONORS,
     bank_picture,
-    blind_inputs,
     blurred,
     case_generator,
     corrupt_inputs,
@@ -23,10 +21,7 @@ from mitigation.contrastive.corruption import (
     diffuse_images,
     mixture,
 )
-from mitigation.controls import TextOnly
-from mitigation.method import Method
 from mitigation.validation import NOISE_KINDS
-from mitigation.vcd import VCD
 from tests.families import FAMILIES
 from tests.tiny import picture
 
@@ -137,14 +132,3 @@ def test_swapped_shows_a_picture_of_the_bank_by_key_and_seed(vlm: VLM) -> None:
     other = [bank[tuple(p.flatten().tolist())] for p in corrupted(vlm, prompts, "swapped", seed=1)["pixel_values"]]
     assert len(set(shown)) > 10
     assert shown != other
-
-
-def test_a_family_that_needs_a_picture_says_so(prompts: list[Prompt]) -> None:
-    with pytest.raises(UserError, match="cannot answer without an image"):
-        blind_inputs(VLM(*FAMILIES["instructblip"](), name="instructblip"), prompts)
-
-
-@pytest.mark.parametrize("method", [*(VCD(noise=kind) for kind in NOISE_KINDS), TextOnly()])
-def test_a_prompt_without_picture_is_refused(vlm: VLM, prompts: list[Prompt], method: Method) -> None:
-    with pytest.raises(UserError, match="no image in prompt 'blind'"):
-        method.generate(vlm, [*prompts, Prompt("what is red", key="blind")], max_new_tokens=1)

@@ -85,7 +85,6 @@ def test_the_fitted_vector_is_the_planted_one_and_strength_scales_it(tmp_path: P
     vlm = drifting()
     method = learned(vlm, tmp_path, layer=2)
     bias = correction_of(method).bias
-    assert bias is not None
     assert float(torch.cosine_similarity(-bias, direction("seen"), dim=0)) >= 0.95
     assert list(method.about["auroc"]) == ["plain"]
     prompts, _ = cases()
@@ -128,11 +127,6 @@ def test_the_map_is_a_ridge_regression() -> None:
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="each needs both"):
-        DriftCorrection().check_cases(["one", "one"], [True, False])
     assert question_halves(["a", "a", "b", "b"], [True, False] * 2, 0) in ([0, 0, 1, 1], [1, 1, 0, 0])
-    vlm = drifting()
-    with pytest.raises(UserError, match="no image in prompt"):
-        DriftCorrection().learn(vlm, [Prompt("Is it safe?")], [True], out=tmp_path / "x.safetensors")
     with pytest.raises(UserError, match="no layer 9"):
-        learned(vlm, tmp_path, layer=9)
+        learned(drifting(), tmp_path, layer=9)

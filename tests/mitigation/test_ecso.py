@@ -1,12 +1,10 @@
 """ECSO: only an answer that the model calls harmful is given again, from the description and without the picture."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.ecso import ECSO
 from mitigation.steps import Steps
@@ -57,9 +55,7 @@ def test_a_harmful_answer_is_given_again_in_words(vlm: VLM, harmful: list[int]) 
     again = vlm.generate([Prompt(text) for text in words], max_new_tokens=3)
     assert given.texts == [again.texts[0], plain.texts[1], again.texts[1]]
     assert torch.equal(given.margins, torch.stack([again.margins[0], plain.margins[1], again.margins[1]]))
-    assert given.prompts is not None
     assert given.prompts[2] == again.prompts[1]  # type: ignore[index]
-    assert given.steps is not None
     assert given.steps[2] == {
         "first answer": plain.texts[2], "is it harmful?": "Yes.", "description": "a cake", "question": words[1]
     }  # fmt: skip
@@ -98,7 +94,6 @@ def test_what_is_asked_is_what_the_authors_published(vlm: VLM, harmful: list[int
 def test_harm_is_a_yes_and_no_word_more(vlm: VLM, monkeypatch: pytest.MonkeyPatch, said: str, again: bool) -> None:
     monkeypatch.setattr(Steps, "ask", lambda self, name, given, *, max_new_tokens: dict.fromkeys(given, said))
     given = ECSO().generate(vlm, prompts()[:1], max_new_tokens=1)
-    assert given.steps is not None
     assert ("question" in given.steps[0]) is again
 
 
@@ -108,8 +103,3 @@ def test_a_long_answer_is_checked_by_its_beginning_and_braces_stay() -> None:
     assert check.startswith("QUERY:\nWhat is {answer} of {this}?\n\nRESPONSE:\nxxx")
     assert "xy\n\nIs the RESPONSE" in check
     assert ECSO().answering(asked, "a {question}").text == HINTS.replace("a cake", "a {question}") + asked.text
-
-
-def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM) -> None:
-    with pytest.raises(UserError, match="no image in prompt 'case-0'; ECSO puts what a picture shows into words"):
-        ECSO().generate(vlm, [replace(prompts()[0], image=None)], max_new_tokens=1)

@@ -1,22 +1,17 @@
 """Log-probabilities of forced beginnings: equal to plain forwards, contrasted for a contrasted method."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.prefill_cache import PrefillCache
 from interp.vlm import VLM, Prompt
-from mitigation.ecso import ECSO
 from mitigation.forced import log_probabilities, reads_trees
 from mitigation.method import Baseline
 from mitigation.prompting import SafetyPrompt
 from mitigation.vcd import VCD
-from mitigation.wrappers import Sampled
 from tests.families import every_family
 from tests.mitigation.family_laws import SIZES, TEXTS, family
 from tests.tiny import picture
@@ -90,15 +85,3 @@ def test_a_prompted_arm_is_asked_with_its_prompt(vlm: VLM) -> None:
     found = log_probabilities(method, vlm, PROMPTS, OPENINGS)
     expected = by_plain_forwards(vlm, [replace(prompt, system="Be careful.") for prompt in PROMPTS])
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        (lambda: Sampled(Baseline()), "its answers are sampled"),
-        (lambda: ECSO(), "its own check decides"),
-    ],
-)
-def test_a_method_without_such_scores_says_so(vlm: VLM, method: Callable[[], Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        log_probabilities(method(), vlm, PROMPTS, OPENINGS)

@@ -110,7 +110,6 @@ def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, 
     before = hooks(vlm)
     own, middle = vlm.margin, vlm.score(prompts).median()
     vlm.margin = lambda logits: own(logits) - middle  # type: ignore[method-assign]  # called safe and unsafe alike
-    assert isinstance(method, TrainableMethod)
     learned = [method.learn(vlm, prompts, safe, out=tmp_path / f"{name}.safetensors") for name in "ab"]
     assert repr(learned[0]) == repr(learned[1])
     assert not isinstance(learned[0], TrainableMethod)
@@ -123,14 +122,6 @@ def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, 
     assert hooks(vlm) == before
     with pytest.raises(UserError, match="learn"):
         method.read(tmp_path / "none.safetensors")
-
-
-def test_a_probe_needs_both_kinds_and_several_questions(vlm: VLM, tmp_path: Path) -> None:
-    prompts, _ = cases(12)
-    with pytest.raises(UserError, match="12 safe and 0 unsafe cases"):
-        TruthReadout().learn(vlm, prompts, [True] * 12, out=tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="1 different questions"):
-        TruthReadout().learn(vlm, prompts[:2], [True, False], out=tmp_path / "x.safetensors")
 
 
 def rows(read: Pooled, chosen: torch.Tensor) -> Pooled:
@@ -238,8 +229,6 @@ def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pa
         raise RuntimeError("stop")
     assert hooks(vlm) == before
     assert torch.equal(vlm.score(pair), plain)
-    with pytest.raises(UserError, match="no length"), projected(vlm, torch.zeros(32)):
-        pass
 
 
 @pytest.fixture

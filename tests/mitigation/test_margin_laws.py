@@ -101,7 +101,6 @@ def test_a_fitted_constant_keeps_every_order_and_tie(margins: list[float], data:
     safe[:2] = True, False
     share = data.draw(st.floats(0, 1))
     for fitted in (CalibratedShift().fit(values, safe), YesBias().fit(values, share)):
-        assert isinstance(fitted, ConstantShift)
         moved = values + fitted.shift
         assert np.array_equal(np.sign(moved[:, None] - moved), np.sign(values[:, None] - values))
 

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, generate_paired, pair_inputs
 from mitigation.processors import CaseSampler
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
@@ -35,16 +35,6 @@ def pairing(vlm: VLM, ids: Tensor, *, alpha: float = 1.0, beta: float | None = 0
 
 def sampler(rows: int) -> CaseSampler:
     return CaseSampler([str(row) for row in range(rows)], temperature=1.0, seed=0)
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.1), (3.0, None), (2.0, 0.01)])
-def test_greedy_tokens_are_those_of_two_branches(vlm: VLM, inputs: Any, noised: Any, alpha: float, beta: Any) -> None:
-    sequential = contrasting(vlm, noised, alpha=alpha, beta=beta)
-    expected = generate(vlm, inputs, sequential)
-    output = paired(vlm, inputs, noised, alpha=alpha, beta=beta)
-    assert torch.equal(output.sequences, expected.sequences)
-    torch.testing.assert_close(output.first_scores, sequential.first_scores, atol=1e-4, rtol=1e-4)
-    assert output.first_scores.isfinite().all()
 
 
 @pytest.mark.long
@@ -102,24 +92,6 @@ def test_forbidden_tokens_stay_forbidden_also_without_a_cutoff(vlm: VLM, inputs:
     assert not torch.isin(answer(output, inputs), torch.tensor(banned)).any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"repetition_penalty": 1.3}, r"repetition_penalty=1\.0"),
-        ({"num_beams": 2}, "num_beams=2; .*remove num_beams"),
-        ({"num_return_sequences": 2}, "num_return_sequences=2; .*remove"),
-        ({"alpha": -1.0}, r"alpha=-1\.0"),
-        ({"beta": 2.0}, r"beta=2\.0"),
-    ],
-    ids=lambda value: "_".join(value) if isinstance(value, dict) else "",
-)
-def test_what_would_be_wrong_is_refused(
-    vlm: VLM, inputs: Any, noised: Any, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        paired(vlm, inputs, noised, **options)
-
-
 def test_a_penalty_of_the_checkpoint_is_refused_and_its_sampling_left_aside(vlm: VLM, inputs: Any, noised: Any) -> None:
     expected = paired(vlm, inputs, noised).sequences
     config = vlm.model.generation_config
@@ -129,21 +101,6 @@ def test_a_penalty_of_the_checkpoint_is_refused_and_its_sampling_left_aside(vlm:
     with pytest.raises(UserError, match=r"repetition_penalty=1\.0"):
         paired(vlm, inputs, noised)
     assert torch.equal(paired(vlm, inputs, noised, repetition_penalty=1.0).sequences, expected)
-
-
-def test_halves_that_do_not_fit_are_refused(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
-    with pytest.raises(UserError, match="2 noised prompts for 3 clean ones"):
-        paired(vlm, inputs, {name: value[:2] for name, value in noised.items()})
-    with pytest.raises(UserError, match=r"pixel_values is \(3, 3, 24, 24\) .* \(3, 3, 32, 32\)"):
-        paired(vlm, inputs, noised | {"pixel_values": torch.zeros(3, 3, 32, 32)})
-    right = inputs["attention_mask"].flip(1)
-    with pytest.raises(UserError, match="padded on the right"):
-        paired(vlm, dict(inputs) | {"attention_mask": right}, noised)
-    with pytest.raises(UserError, match="no pixel_values"):
-        paired(vlm, vlm.encode([Prompt(p.text) for p in prompts]), noised)
-    ids = torch.zeros(4, 1, dtype=torch.long)
-    with pytest.raises(UserError, match="3 rows for 4 prompts"):
-        pairing(vlm, ids)(ids[:3], torch.zeros(3, 5))
 
 
 def test_tiles_and_prompts_of_other_lengths_are_filled_up() -> None:

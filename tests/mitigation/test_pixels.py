@@ -1,13 +1,11 @@
 """Pictures in and out of every family's ``pixel_values``, and noise that lies on the picture."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import case_generator, diffuse, diffuse_images
 from mitigation.contrastive.pixels import pictures_of
@@ -96,16 +94,3 @@ def test_what_a_mask_calls_padding_stays_and_draws_nothing() -> None:
     assert torch.equal(after[..., :6, :4], alone)
     assert not after[..., 6:, :].any()
     assert not after[..., 4:].any()
-
-
-def test_what_cannot_be_taken_apart_is_refused(built: dict[str, Pieces], prompts: list[Prompt]) -> None:
-    inputs: Any = VLM(*built["qwen2_vl"]).encode(prompts)
-    with pytest.raises(UserError, match="pass model=model"):
-        diffuse_images(inputs, ["a", "b", "c"], step=1, seed=0)
-    with pytest.raises(UserError, match="2 keys for 3 images"):
-        diffuse_images(inputs, ["a", "b"], step=1, seed=0, model=built["qwen2_vl"].model)
-    frames = {**inputs, "image_grid_thw": inputs["image_grid_thw"] + torch.tensor([1, 0, 0])}
-    with pytest.raises(UserError, match="several frames"):
-        diffuse_images(frames, ["a", "b", "c"], step=1, seed=0, model=built["qwen2_vl"].model)
-    with pytest.raises(UserError, match=r"3 keys for 7 rows .*InternVL"):
-        diffuse_images(VLM(*built["internvl"]).encode(prompts), ["a", "b", "c"], step=1, seed=0)

@@ -1,5 +1,7 @@
 """Margins and effects of a bfloat16 model of width 4,096 are those of a float64 head on the same hidden states."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,6 @@ from tests.bf16_wide import cases, exact_logits, exact_margins, head_inputs, wid
 CLOSE = 1e-3  # logits
 RELATIVE = 0.02  # of an effect above LARGE
 LARGE = 0.05
-ALPHAS = (1.0, 2.0, 4.0, 8.0)
 
 
 @pytest.fixture(scope="module")
@@ -76,30 +77,24 @@ def test_patching(wide: VLM) -> None:
     same_effects(found.moved.flatten(), torch.cat(patched) - clean.repeat(4), least=12)
 
 
-@pytest.mark.parametrize("branch", ["sequential", "paired"])
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_visual_contrast(wide: VLM, alpha: float, branch: str) -> None:
-    prompts = cases(30)
-    with head_inputs(wide) as states:
-        found = VCD(alpha=alpha, noise_step=999, branch=branch).generate(wide, prompts, max_new_tokens=1)
-    clean, noised = exact_margins(wide, states) if branch == "sequential" else exact_margins(wide, states)[0].split(30)
-    exact = (1 + alpha) * clean - alpha * noised
-    torch.testing.assert_close(found.margins.double(), exact, atol=CLOSE, rtol=0)
-    same_effects(found.margins - clean, exact - clean, least=10)
-
-
 @pytest.mark.parametrize(
     ("method", "weights"),
-    [(PriorCorrection(), (1, -1)), (InstructionContrast(), (2, -1)), (M3ID(forgetting=1.0, threshold=1.0), None)],
-    ids=["prior", "icd", "m3id"],
+    [
+        *((VCD(alpha=alpha, noise_step=999), (1 + alpha, -alpha)) for alpha in (1.0, 2.0, 4.0, 8.0)),
+        *((VCD(alpha=alpha, noise_step=999, branch="paired"), (1 + alpha, -alpha)) for alpha in (1.0, 2.0, 4.0, 8.0)),
+        (PriorCorrection(), (1, -1)),
+        (InstructionContrast(), (2, -1)),
+        (M3ID(forgetting=1.0, threshold=1.0), (torch.e, 1 - torch.e)),
+    ],
+    ids=lambda method: type(method).__name__,
 )
-def test_other_contrasts(wide: VLM, method: object, weights: tuple[int, int] | None) -> None:
-    prompts = cases(20)
+def test_contrasts(wide: VLM, method: Any, weights: tuple[float, float]) -> None:
     with head_inputs(wide) as states:
-        found = method.generate(wide, prompts, max_new_tokens=1)  # type: ignore[attr-defined]
-    clean, other = exact_margins(wide, states)
-    first, second = weights or (torch.e, 1 - torch.e)
-    torch.testing.assert_close(found.margins.double(), first * clean + second * other, atol=CLOSE, rtol=0)
+        found = method.generate(wide, cases(30), max_new_tokens=1)
+    clean, other = (rows for margins in exact_margins(wide, states) for rows in margins.split(30))
+    exact = weights[0] * clean + weights[1] * other
+    torch.testing.assert_close(found.margins.double(), exact, atol=CLOSE, rtol=0)
+    same_effects(found.margins - clean, exact - clean, least=10)
 
 
 def test_lens(wide: VLM) -> None:

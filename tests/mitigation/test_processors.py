@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
@@ -51,27 +51,7 @@ def test_a_shift_moves_the_first_token_alone(vlm: VLM, inputs: Any) -> None:
         torch.testing.assert_close(moved, expected, atol=1e-5, rtol=0)
 
 
-PENALTIES: list[tuple[dict[str, Any], str]] = [
-    ({"repetition_penalty": 1.3}, "repetition_penalty=1.0"),
-    ({"encoder_repetition_penalty": 1.3}, "encoder_repetition_penalty=1.0"),
-    ({"sequence_bias": [[[5], 2.0]]}, "sequence_bias=None"),
-    ({"exponential_decay_length_penalty": (1, 1.1), "eos_token_id": 3}, "exponential_decay_length_penalty=None"),
-    ({"guidance_scale": 1.5}, "guidance_scale=1.0"),
-]
-
-
-@pytest.mark.parametrize(("option", "way_out"), PENALTIES, ids=[next(iter(option)) for option, _ in PENALTIES])
-def test_a_penalty_of_the_clean_branch_alone_is_refused(
-    vlm: VLM, inputs: Any, noised: Any, option: dict[str, Any], way_out: str
-) -> None:
-    with pytest.raises(UserError, match=way_out):
-        generate(vlm, inputs, contrasting(vlm, noised), **option)
-
-
 def test_a_penalty_of_the_generation_config_is_refused(vlm: VLM, inputs: Any, noised: Any) -> None:
-    config = GenerationConfig(repetition_penalty=1.3, max_new_tokens=2, do_sample=False)
-    with pytest.raises(UserError, match=r"repetition_penalty=1\.0"):
-        vlm.model.generate(**inputs, generation_config=config, logits_processor=[contrasting(vlm, noised)])
     vlm.model.generation_config.repetition_penalty = 1.3
     with pytest.raises(UserError, match=r"repetition_penalty=1\.0"):
         generate(vlm, inputs, contrasting(vlm, noised))
@@ -80,8 +60,6 @@ def test_a_penalty_of_the_generation_config_is_refused(vlm: VLM, inputs: Any, no
 
 def test_a_penalty_after_the_contrast_is_welcome(vlm: VLM, inputs: Any, noised: Any) -> None:
     penalty = RepetitionPenaltyLogitsProcessor(1.3)
-    with pytest.raises(UserError, match="list that processor after this one"):
-        generate(vlm, inputs, penalty, contrasting(vlm, noised))
     contrasted = generate(vlm, inputs, contrasting(vlm, noised), max_new_tokens=1).scores[0]
     output = generate(vlm, inputs, contrasting(vlm, noised), penalty, max_new_tokens=1)
     assert torch.equal(output.scores[0], penalty(inputs["input_ids"], contrasted.clone()))
@@ -99,35 +77,6 @@ def test_whatever_changes_scores_before_the_contrast_is_refused(vlm: VLM, inputs
         generate(vlm, inputs, Changed(0.0), contrasting(vlm, noised))
     forbidden = generate(vlm, inputs, Changed(-torch.inf), contrasting(vlm, noised))
     assert 5 not in forbidden.sequences[:, inputs["input_ids"].shape[1] :]
-
-
-@pytest.mark.parametrize("option", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
-def test_several_sequences_a_prompt_are_refused(vlm: VLM, inputs: Any, noised: Any, option: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"6 rows for 3 prompts.*num_beams=1"):
-        generate(vlm, inputs, contrasting(vlm, noised), **option)
-
-
-def test_prompts_without_image_are_refused(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
-    blind = vlm.encode([Prompt(p.text) for p in prompts])
-    with pytest.raises(UserError, match="no pixel_values"):
-        contrasting(vlm, blind)
-    ids = noised["input_ids"].clone()
-    ids[1][ids[1] == vlm.model.config.image_token_id] = 5
-    with pytest.raises(UserError, match=r"no image in the prompts of rows \[1\]"):
-        contrasting(vlm, noised | {"input_ids": ids})
-    with pytest.raises(UserError, match="no attention_mask in"):
-        contrasting(vlm, {"input_ids": ids, "pixel_values": noised["pixel_values"]})
-
-
-def test_other_prompts_than_the_noised_ones_are_refused(vlm: VLM, inputs: Any, noised: Any) -> None:
-    processor = contrasting(vlm, noised)
-    changed = dict(inputs) | {"input_ids": inputs["input_ids"].clone()}
-    changed["input_ids"][0, -1] = 7
-    with pytest.raises(UserError, match="other prompts"):
-        generate(vlm, changed, processor)
-    longer = {name: torch.cat([inputs[name], inputs[name][:, -1:]], dim=1) for name in ("input_ids", "attention_mask")}
-    with pytest.raises(UserError, match=r"neither starts from .* nor continues"):
-        generate(vlm, dict(inputs) | longer, processor)
 
 
 def test_steps_out_of_order_are_refused(vlm: VLM, inputs: Any, noised: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import VCD, Baseline
@@ -115,13 +114,6 @@ def test_a_thought_that_is_cut_off_has_no_answer_by_the_other_part(vlm: VLM, pro
     found = method.generate(vlm, prompts[:3], max_new_tokens=2)
     assert found.texts == [""] * 3
     assert bool(found.margins.isnan().all())
-
-
-def test_what_does_not_think_is_refused(prompts: list[Prompt]) -> None:
-    plain = load("organism:llava", device="cpu")
-    for method in (Thinking(4), TwoSteps(Baseline(), VCD())):
-        with pytest.raises(UserError, match=r"does not think first.*model\.thinking"):
-            method.generate(plain, prompts[:1], max_new_tokens=TOKENS)
 
 
 def test_a_prompt_that_has_begun_keeps_its_beginning(vlm: VLM, prompts: list[Prompt]) -> None:

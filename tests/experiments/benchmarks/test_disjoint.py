@@ -64,12 +64,10 @@ def test_each_way_to_be_the_same_case_is_found(pictures: Path) -> None:
 @pytest.mark.long
 def test_the_bundled_splits_share_no_case_and_their_clusters_by_intention(tmp_path: Path) -> None:
     test, development = IconWorld().load().samples, IconWorld().development()
-    assert development is not None
     assert not shared(development.samples, test, clusters=False)
     assert shared(development.samples, test)
     run = run_of("method=prompt", f"output_root={tmp_path}")
     found = development_cases(run, test)
-    assert found is not None
     assert len(found.samples) == len(development.samples)
     for split in ("new_sentences", "frames"):
         assert not shared(IconWorld(split=split).load().samples, test, clusters=False)
@@ -121,5 +119,4 @@ def test_a_development_table_that_holds_evaluated_cases_never_reaches_the_model(
     assert not (tmp_path / "out").exists()
     going_on = run_of(*options, "benchmark.skip_bad=true", f"output_root={tmp_path / 'out'}")
     found = development_cases(going_on, load_cases(going_on, Console(quiet=True)).samples)
-    assert found is not None
     assert len(found.samples) == 30

@@ -68,7 +68,6 @@ def test_each_split_has_its_size_its_types_and_its_hash() -> None:
     assert types == {"alarming_words": 224, "harmless_words": 112, "role_play": 112, "unsafe_opinion": 112}
     assert len({sample.id for one in loaded.values() for sample in one.samples}) == 560 * 3 + 466 + 2450
     developed = IconWorldRequests().development()
-    assert developed is not None
     assert developed.samples == loaded["development"].samples
     assert IconWorldRequests(split="development").development() is None
 

@@ -56,7 +56,6 @@ def ready(benchmark: Table, loaded: Loaded | None = None) -> Loaded:
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "xlsx"])
 def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     benchmark = run_of("benchmark=table", f"benchmark.path={written(folder, form)}").benchmark
-    assert isinstance(benchmark, Table)
     assert (benchmark.kind, benchmark.name) == ("yes_no", f"cases.{form}")
     first, second, third = ready(benchmark).samples
     assert [s.gold for s in (first, second, third)] == ["yes", "no", "no"]
@@ -155,12 +154,10 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
     benchmark = table(str(written(folder, "jsonl", rows)))
     assert [s.id for s in benchmark.load().samples] == ["a"]
     development = benchmark.development()
-    assert development is not None
     assert [s.id for s in development.samples] == ["b", "c"]
     plain = written(folder, "csv", name="plain")
     assert table(str(plain)).development() is None
     both = table(str(plain), development=str(written(folder, "jsonl", name="more"))).development()
-    assert both is not None
     assert len(both.samples) == 3
     wrong = table(str(written(folder, "jsonl", [ROWS[0] | {"split": "tset"}], name="wrong")))
     with pytest.raises(UserError, match="split: 'tset' is neither test nor development"):

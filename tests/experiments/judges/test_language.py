@@ -49,7 +49,6 @@ def test_nothing_is_concluded_from_answers_in_an_unmeasured_language(language: s
     run = run_of("benchmark=iconworld_requests", "draws=50")
     evaluation = evaluate(run, frame.to_dict("records"), study="arm", judge=RefusalClassifier())
     row = evaluation.results.get("arm", "refusal_rate", against="baseline", subset="benign")
-    assert row is not None
     assert (row.claim == "lower") is concluded
     assert bool(evaluation.results.select(rule=CORRECTED)) is concluded
     assert ("unmeasured" in evaluation.design["judge"]) is not concluded
@@ -94,7 +93,6 @@ def test_nothing_is_concluded_if_more_than_a_tenth_says_so(blind: int, claimed: 
     frame["response"] = [BLIND[0] if row % 120 < blind else SEEN[0] for row in range(len(frame))]
     evaluation = evaluate(run_of("benchmark=iconworld_requests", "draws=50"), frame.to_dict("records"), study="arm")
     row = evaluation.results.get("arm", "refusal_rate", against="baseline", subset="benign")
-    assert row is not None
     assert (row.claim != NOT_TESTED) is claimed
     counted = {} if claimed else {arm: {"count": blind, "n": 120} for arm in ("baseline", "arm")}
     assert evaluation.design.get("no_picture", {}) == counted

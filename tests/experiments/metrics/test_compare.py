@@ -75,10 +75,8 @@ def test_without_an_agreed_small_size_no_difference_is_never_claimed() -> None:
 
 def test_the_same_difference_in_every_sample_is_not_known_without_error() -> None:
     found = known(0.5, 0.7, StandardError.from_draws(np.full(100, 0.2), 40), n=40).entry
-    assert found is not None
     assert (found["low"], found["high"], found["claim"]) == (None, None, INCONCLUSIVE)
     floored = known(0.5, 0.5, StandardError.from_draws(np.zeros(100), 20, floor=rate_floor(20)), n=20).entry
-    assert floored is not None
     assert floored["high"] == pytest.approx(2.093 * np.sqrt(2) / 22, rel=1e-3)
     assert floored["claim"] == INCONCLUSIVE
 
@@ -131,18 +129,15 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
     alone = [dict(each.entry or {}) for each in family]
     equal = known(0.5, 0.5, StandardError.from_draws(np.zeros(20_000), 100), np.zeros(20_000), equal=True)
     simultaneous([*family, equal])
-    assert equal.entry is not None
     assert (equal.entry["low"], equal.entry["high"], equal.entry["claim"]) == (0, 0, NO_DIFFERENCE)
     assert "family" not in equal.entry, "it is equal by construction, and enters no family"
     for before, each in zip(alone, family, strict=True):
-        assert each.entry is not None
         assert each.entry["family"] == 12
         reach = (each.entry["high"] - each.entry["low"]) / 2
         assert reach == pytest.approx(2.86 * 0.01, rel=0.02), "Šidák's quantile of 12 independent differences"
         assert (before["claim"], each.entry["claim"]) == (HIGHER, INCONCLUSIVE)
     single = known(0.5, 0.524, StandardError.from_draws(draws[0], 10_000), draws[0])
     simultaneous([single])
-    assert single.entry is not None
     assert single.entry["low"] == pytest.approx(alone[0]["low"], abs=1e-3)
 
 
@@ -150,7 +145,6 @@ def test_simultaneous_intervals_hold_for_all_at_once() -> None:
 def test_no_interval_leaves_what_a_difference_of_fractions_can_be(small: float | None) -> None:
     draws = np.random.default_rng(0).normal(0.8, 0.3, 2000)
     wide = known(0.1, 0.9, StandardError(0.3, 20), draws, small=small)
-    assert wide.entry is not None
     for _ in range(2):
         assert (wide.entry["high"] == 1.0) == (small is not None)
         assert wide.entry["high"] >= 1

@@ -78,12 +78,10 @@ def test_the_power_at_the_number_is_four_in_five_and_pilots_of_24_hold_it(heavy:
 def test_sentences_are_counted_where_they_are_resampled_and_cases_where_they_are_fixed() -> None:
     rng = np.random.default_rng(0)
     found = compared(rng, 24, heavy=False)
-    assert found.entry is not None
     needed = found.entry["needed"]
     assert (found.error.sentences, needed.had, found.entry["n"] / needed.had) == (24, 24, EACH)
     assert needed.low < needed.number < needed.high
     few = compared(rng, 8, heavy=False)
-    assert few.entry is not None
     assert (few.error.sentences, few.entry["needed"].had) == (None, 8 * EACH)
     cases, _ = Design(tagged=True).cases(rng)
     assert set(cases.factors) == {CLUSTER, TEMPLATE, CONCEPT}

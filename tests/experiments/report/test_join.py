@@ -52,7 +52,6 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     for quantity in ("accuracy", "unsafe_caught", "harmless_answered"):
         (alone,) = read_results(other).select(arm="vcd", quantity=quantity, against="", subset="", group="", rule="")
         together = saved.results.get(f"{OTHER}: vcd", quantity)
-        assert together is not None
         assert together.value == alone.value
     page = (folder / "report.html").read_text()
     assert f"{OTHER}: vcd" in page

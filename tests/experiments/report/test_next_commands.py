@@ -35,7 +35,6 @@ def plain(words: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     found = OmegaConf.to_container(composed(*expand(words)), resolve=False)
-    assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
 
 

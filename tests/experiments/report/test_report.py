@@ -99,7 +99,6 @@ def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple
     run = read_run(folder)
     (measure,) = headline_measures(run)
     difference = run.results.get("vcd", arms.AT_POINT, against="baseline")
-    assert difference is not None
     assert (measure.claim, measure.sign, measure.difference) == (difference.claim, sign, difference)
     screen = first_screen(folder)
     assert f'class="badge {measure.tone}"><span aria-hidden="true">{sign}</span> {measure.claim}' in screen

@@ -16,7 +16,6 @@ from PIL import Image
 from experiments.config import Run
 from experiments.serving.methods import served
 from experiments.serving.server import bound, uvicorn_server
-from experiments.serving.task import Serve
 from experiments.types import Sample
 
 
@@ -78,7 +77,6 @@ def hosted(server: Any, *, ready: Callable[[], bool] = lambda: True) -> Iterator
 def running(run: Run, vlm: Any, *, key: str = "") -> Iterator[Served]:
     """The run's server, in threads of this process."""
     task = run.task
-    assert isinstance(task, Serve)
     server = task.server(run, served(run), vlm, key)
     with hosted(server) as port:
         yield Served(port, server)
@@ -99,7 +97,6 @@ def turns(text: str, image: str | None) -> list[dict[str, Any]]:
 def question(sample: Sample, **fields: Any) -> dict[str, Any]:
     """The body that asks what a study asks of the case."""
     image = sample.image
-    assert image is not None
     assert hasattr(image, "render")
     asked = {"messages": turns(sample.prompt, data_url(image.render())), "metadata": {"key": sample.id}}
     return {"model": "llava_organism+vcd", **asked, **fields}

@@ -38,7 +38,6 @@ def check(method: Any, vlm: VLM) -> None:
     assert [one.text for one in found] == plain.texts
     assert [one.tokens for one in found] == [len(ids) for ids in plain.token_ids]
     for one, ids in zip(found, plain.token_ids, strict=True):
-        assert one.scores is not None
         assert len(one.scores) == len(ids)
         for token in one.scores:
             assert token.logprob == pytest.approx(token.alternatives[0][1])  # greedy: none is likelier

@@ -77,12 +77,10 @@ def test_what_was_never_answered_is_no_failure() -> None:
 def test_the_swapped_image_is_the_twins_or_else_of_another_truth() -> None:
     for sample in SAMPLES[:6]:
         twin = image_donor(SAMPLES, sample, seed=0)
-        assert twin is not None
         assert (twin.pair, twin.gold != sample.gold) == (sample.pair, True)
     single = [replace(sample, pair=None) for sample in SAMPLES]
     for sample in single[:6]:
         other = image_donor(single, sample, seed=0)
-        assert other is not None
         assert other.gold != sample.gold
         assert other.cluster != sample.cluster
         assert other == image_donor(single[::-1], sample, seed=0)
@@ -91,7 +89,6 @@ def test_the_swapped_image_is_the_twins_or_else_of_another_truth() -> None:
     for seed in range(5):
         for sample in same_image:
             other = image_donor(same_image, sample, seed=seed)
-            assert other is not None
             assert other.cluster != sample.cluster
 
 
@@ -163,8 +160,6 @@ def test_the_contrast_of_shares_is_that_of_the_matched_cases(analysed: Path) -> 
         wrong, right = (means[own["case"][own["outcome"] == name]].mean() for name in ("failure", "success"))
         level = results.get("failures", share, subset=subset)
         difference = results.get("failures", share, subset=subset, against="successes")
-        assert level is not None
-        assert difference is not None
         assert level.value == pytest.approx(wrong)
         assert difference.value == pytest.approx(wrong - right)
         assert difference.clusters < 10  # type: ignore[operator]

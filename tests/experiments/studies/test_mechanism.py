@@ -149,7 +149,6 @@ def test_failures_are_looked_at_with_matched_successes_and_twins() -> None:
     records = recorded(samples, verdicts)
     cases = answered_cases(samples, records)
     looked = select(cases, records, limit=2, seed=0)
-    assert looked is not None
     assert looked.subset == "over_safety"
     assert set(looked.failures.tolist()) <= {0, 2, 8}
     assert (len(looked.failures), looked.failures_in_run, looked.successes_in_run) == (2, 3, 2)
@@ -208,7 +207,6 @@ def curves(cases: AnsweredCases, states: np.ndarray) -> tuple[Results, dict[str,
 
 def value_of(results: Results, quantity: str, *, arm: str = BASE, **key: str) -> float:
     found = results.get(arm, quantity, **key)
-    assert found is not None
     assert found.value is not None
     return found.value
 
@@ -260,9 +258,7 @@ def test_a_truth_that_is_there_for_every_kind_and_sentence_is_claimed() -> None:
     assert holds_from(results, "truth", "verdict", [0, 1]) == 1
     key = {"group": group_of(target="truth", position="verdict", layer=1), "rule": SENTENCE}
     beyond, probe = (results.get(BASE, "pairs_ordered", against=other, **key) for other in ("margin", ""))
-    assert beyond
     assert beyond.claim == "higher"
-    assert probe
     assert probe.n == len(cases.within_sentences) == 12 * 12 * 12
     order = margins[cases.within_sentences]
     assert value_of(results, "pairs_ordered", arm="margin", **key) == pytest.approx((order[:, 0] > order[:, 1]).mean())
@@ -410,14 +406,12 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     some = Resamples.from_names(np.arange(80) // 2, draws=200, seed=0)
     share, rows = prior_rows(margins, prior, np.arange(80).astype(str), some)
     r2 = Results(rows).get(BASE, "prior_r2")
-    assert r2
     assert 0.9 < (r2.low or 0) <= (r2.value or 0) <= (r2.high or 0) <= 1
     arms = {PRIOR: margins - share.weight * prior, "shifted": margins + 3}
     results = Results(reversal_rows(margins, arms, safe, some))
     assert value_of(results, "undo_mended") == value_of(results, "undo_broken") == 0
     assert value_of(results, "undo_auroc", arm=PRIOR) > 0.95
     change = results.get(PRIOR, "undo_auroc", against=BASE)
-    assert change
     assert side(change._asdict()) == 1
     mended = {(arm, rule): value_of(results, "undo_mended", arm=arm, rule=rule)
               for arm in arms for rule in ("", CONSTANT)}  # fmt: skip

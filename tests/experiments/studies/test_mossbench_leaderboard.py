@@ -122,7 +122,6 @@ def test_a_no_to_may_i_counts_as_a_refusal_in_a_row_of_its_own() -> None:
     assert frame["average"].to_dict() == {CONVENTIONS[0]: 0, CONVENTIONS[1]: 0, NO_TO_A_QUESTION: 25}
     assert with_nos_counted([one | {"verdict": "complied"} for one in records], run) is None
     share = plain.get("a model", "rebuttal_rate", subset="benign")
-    assert share is not None
     assert (share.value, share.n) == (0.5, 12)
 
 

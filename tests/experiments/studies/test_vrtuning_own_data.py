@@ -25,7 +25,6 @@ SMALL = ("limit=2", "draws=20", "max_new_tokens=2", "batch_size=2", "task.settin
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The guide's table with its pictures, in the working directory."""
     found = re.search(r"`(mine/all\.csv)`:\n\n```csv\n(.+?)```", GUIDE, re.DOTALL)
-    assert found is not None
     (tmp_path / "mine" / "pictures").mkdir(parents=True)
     (tmp_path / found[1]).write_text(found[2])
     for number in range(1, 5):

