@@ -188,8 +188,6 @@ def test_half_precision_few_queries_are_upcast(dtype, prompts):
 
 
 def test_bad_input_names_what_is_known(vlm, prompts):
-    with pytest.raises(UserError, match="no layer 7 in tiny; known: 0 to 1"), record_attention(vlm, layers=[0, 7]):
-        pass
     with pytest.raises(UserError, match=r"step -40 lies before a prompt of 22 columns; .* back to -21"):
         with record_attention(vlm, queries=[0, -40]):
             vlm.generate(prompts)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from interp.errors import UserError
 from interp.tools.part_effects import Part, absent_parts, part_effects
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
@@ -58,12 +57,6 @@ def test_the_slope_does_not_care_for_the_sign_of_the_gap() -> None:
     vlm = planted(Plan(reads=1, writes=2))
     mixed = part_effects(vlm, [*RED[:2], *BLUE[2:]], [*BLUE[:2], *RED[2:]])
     assert mixed.slope[mixed.parts.index(Part("head", 1, 0))] == pytest.approx(1, abs=1e-2)
-
-
-@pytest.mark.parametrize(("parts", "message"), [([], "name one or more"), ([Part("mlp", 99)], "has no part L99 MLP")])
-def test_parts_that_are_not_there_are_refused(vlm: VLM, parts: list[Part], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        part_effects(vlm, CLEAN, OTHER, parts=parts)
 
 
 def test_two_heads_that_saturate_are_both_found() -> None:

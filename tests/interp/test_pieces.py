@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from tests.families import idefics
 from tests.tiny import picture
@@ -43,10 +42,3 @@ def test_a_question_that_is_an_address_is_not_fetched(vlm: VLM, monkeypatch: pyt
     monkeypatch.setattr(type(vlm.processor.image_processor), "fetch_images", fetch)
     encoded = vlm.encode([Prompt("https://example.invalid/a.png", picture())])
     assert "example.invalid" in vlm.tokenizer.decode(encoded["input_ids"][0])
-
-
-def test_a_placeholder_in_the_words_is_refused(vlm: VLM) -> None:
-    with pytest.raises(UserError, match="2 image placeholders for 1 images in a prompt of idefics"):
-        vlm.encode([Prompt("what is <image> here", picture())])
-    with pytest.raises(UserError, match="1 image placeholders for 0 images"):
-        vlm.encode([Prompt("what is <image> here")])

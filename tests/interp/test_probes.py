@@ -5,8 +5,7 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf
 
-from interp.errors import UserError
-from interp.tools.held_out import grouped_folds, raked
+from interp.tools.held_out import raked
 from interp.tools.probes import discriminant, probe
 
 ROWS, WIDTH = 240, 12
@@ -70,10 +69,6 @@ def test_raking_balances_the_label_within_every_value() -> None:
     assert raked(codes, []) == pytest.approx(np.ones(300))
     lone = np.array([0, 0, 1, 1, 0])
     assert raked(lone, [np.array([0, 1, 0, 1, 2])]).tolist() == [1, 1, 1, 1, 0]
-    with pytest.raises(UserError, match="no value"):
-        raked(codes, [codes])
-    with pytest.raises(UserError, match="3 classes to balance"):
-        raked(rng.integers(3, size=300), [one])
 
 
 @pytest.mark.parametrize("width", [5, 80])
@@ -116,5 +111,3 @@ def test_too_few_cases_give_a_reason_and_no_number() -> None:
     assert np.isnan(rare.balanced_accuracy).all()
     assert "only class" in str(probe(hidden, np.ones(ROWS), groups).reason)
     assert "3 groups for 5 folds" in str(probe(hidden, labels, groups // 16).reason)
-    with pytest.raises(UserError, match="all cases of class 'b' fell into one fold"):
-        grouped_folds(np.arange(20) // 10, np.repeat([1, 2, 3, 4], 5), folds=2, seed=1, names="ab")

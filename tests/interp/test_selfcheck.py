@@ -282,8 +282,3 @@ def test_a_batch_is_refused_if_scores_are() -> None:
     for tool in (lambda: vlm.score(prompts[:1]), lambda: VCD().generate(vlm, prompts[:1], max_new_tokens=1)):
         with pytest.raises(UserError, match="on llava would be wrong: score: off by 1"):
             tool()
-
-
-def test_other_prompts_than_two_with_pictures_are_refused() -> None:
-    with pytest.raises(UserError, match="two prompts with pictures and questions of different lengths"):
-        prove(model("llava"), [Prompt("a"), Prompt("b")])

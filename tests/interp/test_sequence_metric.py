@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from interp.errors import UserError
 from interp.hooks.residual import last_layer
 from interp.sequence_metric import SequenceMetric
 from interp.tools.knockout import knockout_effect
@@ -68,21 +67,6 @@ def test_the_next_token_is_the_metric_of_one_column() -> None:
     torch.testing.assert_close(read, expected, atol=1e-4, rtol=1e-4)
     total = direct_logit_attribution(vlm, begun, metric=metric).total
     torch.testing.assert_close(total, expected, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("tool", [logit_lens, direct_logit_attribution])
-def test_a_tool_that_reads_one_column_refuses_openings_of_several_tokens(tool: Any) -> None:
-    with pytest.raises(UserError, match="this tool reads the logits of one column"):
-        tool(family("llava"), PROMPTS, metric=SEVERAL)
-
-
-@pytest.mark.parametrize(
-    ("openings", "said"),
-    [((), "needs one or more openings"), (((),), "needs one or more"), (((7,), (7, 8)), r"begins opening \(7, 8\)")],
-)
-def test_openings_that_cannot_be_summed_are_refused(openings: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        SequenceMetric(openings)
 
 
 def refusing(**plan: Any) -> tuple[VLM, SequenceMetric]:

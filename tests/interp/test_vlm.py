@@ -1,7 +1,6 @@
 """What a VLM promises: one answer a prompt, whatever the batch, the padding or the checkpoint's own settings."""
 
 import copy
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -125,8 +124,6 @@ def test_sampling_takes_its_seed_and_leaves_the_global_generator(vlm: VLM) -> No
     one, again, other = (vlm.generate(PROMPTS, do_sample=True, temperature=3.0, seed=seed) for seed in (1, 1, 2))
     assert one.token_ids == again.token_ids != other.token_ids
     assert torch.equal(torch.get_rng_state(), before)
-    with pytest.raises(UserError, match="seed"):
-        vlm.generate(PROMPTS, do_sample=True)
 
 
 def test_the_image_and_the_system_prompt_reach_the_model(vlm: VLM) -> None:
@@ -136,12 +133,6 @@ def test_the_image_and_the_system_prompt_reach_the_model(vlm: VLM) -> None:
     margins = vlm.score(PROMPTS)
     for changed in (other, advised, blind):
         assert ((vlm.score(changed) - margins).abs() > 1e-2).all()
-
-
-@pytest.mark.parametrize("family", [families.instructblip, families.paligemma])
-def test_a_family_that_needs_an_image_says_so(family: Callable[[], families.Pieces]) -> None:
-    with pytest.raises(UserError, match="cannot answer without an image"):
-        VLM(*family()).generate([Prompt("What is this?")])
 
 
 def test_a_tokenizer_without_pad_token_pads_with_its_end_token() -> None:
