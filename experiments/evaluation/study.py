@@ -42,7 +42,8 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from mitigation.method import Method
 
-Prepare = Callable[[RunStore], "Mapping[str, Method]"]
+Prepared = tuple["Mapping[str, Method]", Mapping[str, str]]  # the arms that answer, and why others do not
+Prepare = Callable[[RunStore], Prepared]
 
 
 @sharded
@@ -90,10 +91,11 @@ def open_study(
     validated = validated or validate(run, console)
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         if prepare is not None:
-            run = replace(run, arms=dict(prepare(store)))
-            validated = replace(
-                validated, excluded={**validated.excluded, **excluded_arms(run, validated.loaded.samples)}
-            )
+            arms, excluded = prepare(store)
+            contrasts = [pair for pair in run.contrasts if not excluded.keys() & {*pair}]
+            run = replace(run, arms=dict(arms), contrasts=contrasts)
+            excluded = {**validated.excluded, **excluded, **excluded_arms(run, validated.loaded.samples)}
+            validated = replace(validated, excluded=excluded)
         loaded, complete = validated.loaded, len(validated.complete.samples)
         if announce:
             plan = _plan(run, loaded, complete, store)
