@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,15 +64,6 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
     if brought:
         model["responses"] = {arm: {"name": one.name, "revision": one.fingerprint()} for arm, one in brought.items()}
     return model
-
-
-def branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """For environment.json: by arm, how the second picture of a contrast was run (``branch=auto`` does not say)."""
-    used: dict[str, set[str]] = {}
-    for record in current:
-        if record.get("branch"):
-            used.setdefault(record["arm"], set()).add(record["branch"])
-    return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}
 
 
 def bundled(run: Run) -> list[str]:
