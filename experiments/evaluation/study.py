@@ -23,11 +23,11 @@ from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, NO_MARGIN, Arms
 from experiments.evaluation.batch_check import check_batches
 from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.environment import bundled, describe, program
+from experiments.evaluation.environment import describe
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
-from experiments.report.build import build
+from experiments.report.build import build, toy_of
 from experiments.report.saved_run import write_thumbnails
 from experiments.runs import analyses as states
 from experiments.runs import provenance, record_fields
@@ -139,20 +139,6 @@ def check_budget(run: Run, vlm: Any) -> None:
         raise UserError(
             f"max_new_tokens={run.max_new_tokens}: {who}; so few cut its thoughts off; set at least {FOR_A_THOUGHT} "
             f"(2048 fits most), or {off}"
-        )
-
-
-def check_first_token(vlm: Any, tool: str) -> None:
-    """Check that a model's verdict is its first token, where a ``tool`` compares prompts token by token.
-
-    Raises:
-        UserError: it thinks first, and two thoughts differ in their tokens.
-    """
-    if getattr(vlm, "thinks", False):
-        raise UserError(
-            f"{tool} compares prompts at the token of the verdict, and {vlm.name} thinks first, by its chat template, "
-            "and two thoughts differ; if the template can, switch thinking off: 'model.template={enable_thinking: "
-            "false}'; task=attention works after a thought"
         )
 
 
@@ -345,7 +331,7 @@ class Study:
         commands = next_commands.next_commands(
             self.environment,
             str(self.store.path),
-            program=program(),
+            program=next_commands.program(),
         )
         if commands:
             self._say("next:")
@@ -378,4 +364,6 @@ def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
     plan += f"{run.arm}." + (f" Compared with: {others}." if others else "")
     methods = [*(f"  {arm}: {method}" for arm, method in run.arms.items()), run.note] if run.verbose else []
     directory = f"{'continuing' if store.resumed else 'run'} {store.path}"
-    return "\n".join([*bundled(run), plan, *filter(None, methods), directory])
+    toy = toy_of({"path": getattr(run.model, "path", "")})
+    bundled = [f"{run.model.name} is {toy}."] if toy else []
+    return "\n".join([*bundled, plan, *filter(None, methods), directory])
