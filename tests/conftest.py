@@ -14,6 +14,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+import interp  # noqa: E402
 from interp.checkpoints import load  # noqa: E402
 from interp.vlm import VLM  # noqa: E402
 from tests.tiny import tiny_llava  # noqa: E402
@@ -49,6 +50,12 @@ def shared() -> Path:
 def vlm() -> VLM:
     """A fresh tiny LLaVA, so that a test which changes it changes nobody else's."""
     return VLM(*tiny_llava(), name="tiny")
+
+
+@pytest.fixture(scope="session")
+def organism() -> VLM:
+    """The bundled LLaVA; who changes it undoes that."""
+    return interp.load("organism:llava", device="cpu")
 
 
 @pytest.fixture(scope="session")

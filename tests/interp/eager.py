@@ -1,11 +1,13 @@
 """The reference: whole attention matrices by transformers' eager implementation, keyed by layer, never by position."""
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from interp.trace import switched
@@ -30,6 +32,37 @@ def eager_weights(vlm: VLM) -> Iterator[dict[int, list[Tensor]]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def eager_masked(vlm: VLM, edit: Callable[[int, Tensor, Any, Any, dict[str, Any]], None]) -> Iterator[None]:
+    """The language model is eager, and ``edit(layer, mask, query, key, options)`` changes each additive mask in place.
+
+    A mask is (row, head, query, key), for which queries are the last columns.
+    """
+    attentions = {module: layer for layer, module in vlm.module_map.attentions(vlm.model).items()}
+    source: Any = sys.modules[type(next(iter(attentions))).__module__]
+    eager = source.eager_attention_forward
+
+    def edited(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        if module in attentions:
+            shape = (*query.shape[:3], key.shape[2])
+            attention_mask = torch.zeros(shape) if attention_mask is None else attention_mask.expand(shape).clone()
+            edit(attentions[module], attention_mask, query, key, options)
+        return eager(module, query, key, value, attention_mask, **options)
+
+    source.eager_attention_forward = edited
+    try:
+        with switched(vlm.module_map.module(vlm.model, "language_model"), "eager"):
+            yield
+    finally:
+        source.eager_attention_forward = eager
+
+
+def real_logits(vlm: VLM, encoded: Any) -> Tensor:
+    """Of all tokens that are not padding."""
+    with torch.no_grad():
+        return vlm.model(**encoded).logits[encoded["attention_mask"].bool()].float()
 
 
 def implementations(model: Any) -> list[tuple[Any, str | None]]:

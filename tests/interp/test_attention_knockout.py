@@ -1,8 +1,7 @@
 """Knockouts: equal to eager attention with −inf on the edges, for one forward and while generating; nothing is left."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ from interp.segments import RowSegments, Segments, segment
 from interp.tools.knockout import Cut, knockout, knockout_effect, windows
 from interp.vlm import VLM, Prompt
 from tests import families
+from tests.interp.eager import eager_masked
+from tests.interp.eager import real_logits as logits
 from tests.planted import MARGIN, Plan, coloured, planted
 from tests.tiny import picture
 
@@ -39,46 +40,18 @@ def named(labels: tuple[str, ...], name: str, column: int) -> bool:
     return label == {"image": "image_0"}.get(name, name)
 
 
-@contextmanager
-def eager_without(
-    vlm: VLM, segments: Segments, edges: list[tuple[str, str]], layers: list[int] | None = None
-) -> Iterator[None]:
+def eager_without(vlm: VLM, segments: Segments, edges: list[tuple[str, str]], layers: list[int] | None = None) -> Any:
     """transformers' eager attention with −inf added by a slow loop over all pairs; a growing cache of all columns."""
-    attentions = {module: layer for layer, module in vlm.module_map.attentions(vlm.model).items()}
-    source = sys.modules[type(next(iter(attentions))).__module__]
-    eager = source.eager_attention_forward
 
-    def cutting(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        if module in attentions and (layers is None or attentions[module] in layers):
-            shape = (query.shape[0], 1, query.shape[2], key.shape[2])
-            attention_mask = torch.zeros(shape) if attention_mask is None else attention_mask.expand(shape).clone()
-            for r, row in enumerate(segments.rows):
-                for q in range(shape[2]):
-                    column = shape[3] - shape[2] + q
-                    for k in range(shape[3]):
-                        pairs = (named(row.labels, a, k) and named(row.labels, b, column) for a, b in edges)
-                        if k != column and any(pairs):
-                            attention_mask[r, 0, q, k] = -torch.inf
-        return eager(module, query, key, value, attention_mask, **options)
+    def cut(layer: int, mask: torch.Tensor, *_: Any) -> None:
+        for r, row in enumerate(segments.rows):
+            for q, k in product(*map(range, mask.shape[2:])):
+                column = mask.shape[3] - mask.shape[2] + q
+                pairs = (named(row.labels, a, k) and named(row.labels, b, column) for a, b in edges)
+                if k != column and any(pairs) and (layers is None or layer in layers):
+                    mask[r, :, q, k] = -torch.inf
 
-    implementations = {id(m.config): (m.config, m.config._attn_implementation) for m in vlm.model.modules()
-                       if hasattr(m, "config")}  # fmt: skip
-    config = vlm.model.config
-    text = next((name for name in config.sub_configs if getattr(config, name) is config.get_text_config()), "")
-    vlm.model.set_attn_implementation({text: "eager"})  # the vision tower's rounding stays
-    source.eager_attention_forward = cutting
-    try:
-        yield
-    finally:
-        source.eager_attention_forward = eager
-        for config, implementation in implementations.values():
-            config._attn_implementation = implementation
-
-
-def logits(vlm: VLM, encoded: Any) -> torch.Tensor:
-    """Of all tokens that are not padding."""
-    with torch.no_grad():
-        return vlm.model(**encoded).logits[encoded["attention_mask"].bool()].float()
+    return eager_masked(vlm, cut)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.__name__ for family in FAMILIES])

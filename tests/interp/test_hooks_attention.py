@@ -78,26 +78,6 @@ def test_blocking_nothing_changes_nothing(family, prompts):
         assert masks == [None, None]
 
 
-def test_blocking_an_edge_works_where_sdpa_has_no_mask(vlm, prompts):
-    """Hooks that edit a mask return early on None, and do nothing under sdpa."""
-    encoded = vlm.encode(prompts[:1])
-    edges = torch.zeros(1, 1, 1, encoded["input_ids"].shape[1], dtype=torch.bool)
-    edges[..., 3] = True
-    cut = []
-
-    def block(call):
-        assert call.mask is None
-        rows = torch.arange(call.query.shape[2])[:, None] > 3  # the token still sees itself
-        cut.append(call.without(edges & rows))
-        return cut[-1]
-
-    with intercept(vlm, edit=block):
-        blocked = logits(vlm, encoded)
-    assert not torch.allclose(blocked, logits(vlm, encoded), atol=1e-2)
-    assert float(cut[0].rows()[:, :, 4:, 3].max()) == 0
-    assert torch.equal(blocked[:, :3], logits(vlm, encoded)[:, :3])
-
-
 def test_blocking_works_on_an_additive_mask():
     """``mask[...] = False`` on a float mask writes 0 and changes nothing."""
     additive = torch.zeros(1, 1, 5, 5)

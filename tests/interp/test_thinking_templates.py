@@ -3,19 +3,18 @@
 Templates are written by hand in the manner of each family; weights are random.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor, LogitsProcessor
+from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
 
 from interp.checkpoints.load import ORGANISMS
 from interp.margin import margin_of
 from interp.prompt import with_keywords
 from interp.selfcheck import prove
 from interp.vlm import VLM, Prompt
+from tests.forcing import Force
 from tests.tiny import picture, tiny_config, tiny_processor
 
 TURN = (
@@ -68,20 +67,8 @@ QUESTIONS = [
 ]
 
 
-class Says(LogitsProcessor):
-    """Each row says its line, whatever the scores, which are declared as they were."""
-
-    def __init__(self, lines: Sequence[Sequence[int]], end: int) -> None:
-        self.lines, self.end, self.step = lines, end, -1
-        self.uncut_scores: Tensor | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.step += 1
-        self.uncut_scores = scores
-        forced = torch.full_like(scores, -torch.inf)
-        for row, line in enumerate(self.lines):
-            forced[row, line[self.step] if self.step < len(line) else self.end] = 0
-        return forced
+def saying(vlm: VLM, lines: list[list[int]]) -> Force:
+    return Force(lines, min(vlm.end_ids), declared=True)
 
 
 def model_of(style: Style, **template: bool) -> VLM:
@@ -117,7 +104,7 @@ def test_thought_and_answer_are_told_apart(asked: tuple[Style, VLM, list[list[in
     style, vlm, lines = asked
     assert vlm.thinks
     assert vlm.thoughts.by_token == bool(style.tokens)
-    found = vlm.generate(QUESTIONS, max_new_tokens=80, logits_processor=[Says(lines, min(vlm.end_ids))])
+    found = vlm.generate(QUESTIONS, max_new_tokens=80, logits_processor=[saying(vlm, lines)])
     assert found.texts == [answer.strip() for answer in style.answers]
     for thought, written, count, ids in zip(
         THOUGHTS, found.thoughts or (), found.thought_tokens or (), lines, strict=True
@@ -130,7 +117,7 @@ def test_thought_and_answer_are_told_apart(asked: tuple[Style, VLM, list[list[in
 def test_the_margin_is_a_plain_forward_s_at_the_word_itself(asked: tuple[Style, VLM, list[list[int]]]) -> None:
     """Ragged thoughts in one batch; Yes and No in the spelling behind what stands before them."""
     _, vlm, lines = asked
-    found = vlm.generate(QUESTIONS, max_new_tokens=80, logits_processor=[Says(lines, min(vlm.end_ids))])
+    found = vlm.generate(QUESTIONS, max_new_tokens=80, logits_processor=[saying(vlm, lines)])
     yes, no = vlm.answer_ids
     for row, (prompt, step) in enumerate(zip(found.to_verdicts(QUESTIONS), found.verdict_steps or (), strict=True)):
         assert step is not None
@@ -146,7 +133,7 @@ def test_the_margin_is_a_plain_forward_s_at_the_word_itself(asked: tuple[Style, 
 def test_a_thought_that_is_never_closed_has_no_verdict(asked: tuple[Style, VLM, list[list[int]]]) -> None:
     style, vlm, _ = asked
     line = vlm.tokenizer(f"{style.before}The answer is no. Yes.", add_special_tokens=False)["input_ids"]
-    found = vlm.generate(QUESTIONS, max_new_tokens=24, logits_processor=[Says([line] * 3, min(vlm.end_ids))])
+    found = vlm.generate(QUESTIONS, max_new_tokens=24, logits_processor=[saying(vlm, [line] * 3)])
     assert found.texts == [""] * 3
     assert bool(found.margins.isnan().all())
 
@@ -172,6 +159,6 @@ def test_a_template_s_switch_closes_the_thought(name: str) -> None:
     vlm = model_of(STYLES[name], enable_thinking=False)
     assert not vlm.thinks
     answer = vlm.tokenizer("Yes.", add_special_tokens=False)["input_ids"]
-    found = vlm.generate(QUESTIONS, max_new_tokens=4, logits_processor=[Says([answer] * 3, min(vlm.end_ids))])
+    found = vlm.generate(QUESTIONS, max_new_tokens=4, logits_processor=[saying(vlm, [answer] * 3)])
     assert found.texts == ["Yes."] * 3
     assert bool(found.margins.isfinite().all())

@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessor
 
 from interp.thoughts import MARKS, Spoken, Thoughts, split
 from interp.vlm import VLM, Prompt
+from tests.forcing import Force
 from tests.tiny import picture, tiny_tokenizer
 
 PROMPTS = [Prompt("Is this safe?", picture(1), key="a"), Prompt("the cake", picture(2), key="b")]
@@ -129,20 +128,6 @@ def test_whether_a_thought_is_to_be_expected() -> None:
     assert Thoughts(Letters("<think>", "</think>"), ends=(), template=thinking).by_token
 
 
-class Says(LogitsProcessor):
-    """Makes each row say its ``lines``."""
-
-    def __init__(self, *lines: list[int]) -> None:
-        self.lines, self.step = lines, -1
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.step += 1
-        forced = torch.full_like(scores, -torch.inf)
-        for row, line in enumerate(self.lines):
-            forced[row, line[min(self.step, len(line) - 1)]] = 0
-        return forced
-
-
 def test_a_model_answers_with_its_thought_apart(vlm: VLM) -> None:
     plain = vlm.generate(PROMPTS)
     assert plain.thoughts == ["", ""]
@@ -151,7 +136,7 @@ def test_a_model_answers_with_its_thought_apart(vlm: VLM) -> None:
     knife, safe, yes, stop = known.convert_tokens_to_ids(["knife", "safe", "Yes", "</s>"])
     vlm.thinking = {"open": "knife", "close": "safe"}
     assert vlm.thinks
-    says = Says([knife, knife, safe, yes, stop], [knife, yes, yes, yes, yes])
+    says = Force([[knife, knife, safe, yes, stop], [knife]], yes)
     found = vlm.generate(PROMPTS, max_new_tokens=5, logits_processor=[says])
     assert found.texts == ["Yes", ""]
     assert found.thoughts == ["knife knife safe", "knife Yes Yes Yes Yes"]

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from tokenizers.processors import TemplateProcessing
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 from interp.errors import UserError
 from interp.generation import SPECIAL_TOKENS, new_tokens
 from interp.vlm import VLM, Generation, Prompt
 from tests import families
+from tests.forcing import Force
 from tests.tiny import IMAGE_TOKENS, picture, tiny_llava
 
 PROMPTS = [
@@ -24,18 +25,6 @@ PROMPTS = [
     Prompt("the cake", picture(3), key="c"),
 ]
 TOLERANCE = {"atol": 1e-4, "rtol": 0}
-
-
-class Always(LogitsProcessor):
-    """Forces one token."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.token] = 0
-        return forced
 
 
 def assert_same(one: Generation, other: Generation) -> None:
@@ -88,7 +77,7 @@ def test_score_takes_right_padding_and_generate_refuses_it(vlm: VLM) -> None:
 def test_tokens_end_with_the_end_token_and_masked_answers_have_no_margin(vlm: VLM) -> None:
     end = vlm.tokenizer.eos_token_id
     plain = vlm.generate(PROMPTS, max_new_tokens=4)
-    stopped = vlm.generate(PROMPTS, max_new_tokens=4, logits_processor=[Always(end)])
+    stopped = vlm.generate(PROMPTS, max_new_tokens=4, logits_processor=[Force([[]] * 3, end)])
     assert stopped.token_ids == [[end]] * 3
     assert stopped.texts == ["", "", ""]
     assert stopped.finished == [True, True, True]
@@ -116,7 +105,7 @@ def test_generate_may_or_may_not_repeat_the_prompt() -> None:
 
 def test_a_model_without_end_token_takes_the_tokenizers(vlm: VLM) -> None:
     vlm.model.generation_config.eos_token_id = None
-    assert vlm.generate(PROMPTS, logits_processor=[Always(vlm.tokenizer.eos_token_id)]).finished == [True] * 3
+    assert vlm.generate(PROMPTS, logits_processor=[Force([[]] * 3, vlm.tokenizer.eos_token_id)]).finished == [True] * 3
 
 
 def test_sampling_takes_its_seed_and_leaves_the_global_generator(vlm: VLM) -> None:

@@ -1,8 +1,7 @@
 """Steering equals eager attention with its logits raised by a slow loop; a weight of 0 is nothing; nothing is left."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +14,8 @@ from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection, prior_inputs
 from tests import families
+from tests.interp.eager import eager_masked
+from tests.interp.eager import real_logits as logits
 from tests.tiny import picture
 
 PROMPTS = [
@@ -24,54 +25,26 @@ PROMPTS = [
 WEIGHT = 1.5
 
 
-@contextmanager
-def eager_raised(
-    vlm: VLM, segments: Segments, layers: list[int] | None, *, relative: bool, all_text: bool
-) -> Iterator[None]:
+def eager_raised(vlm: VLM, segments: Segments, layers: list[int] | None, *, relative: bool, all_text: bool) -> Any:
     """transformers' eager attention whose mask holds what is to be added, by a loop over rows, queries and keys."""
-    attentions = {module: layer for layer, module in vlm.module_map.attentions(vlm.model).items()}
-    source: Any = sys.modules[type(next(iter(attentions))).__module__]
-    eager = source.eager_attention_forward
 
-    def raising(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        if module in attentions and (layers is None or attentions[module] in layers):
-            rows, heads, queries, _ = query.shape
-            shape = (rows, heads, queries, key.shape[2])
-            mask = torch.zeros(shape) if attention_mask is None else attention_mask.expand(shape).clone()
-            for r, row in enumerate(segments.rows):
-                labels = row.labels
-                seen = [k for k in range(len(labels)) if labels[k] == "image_0"]
-                for q in range(queries):
-                    column = shape[3] - queries + q
-                    text = column >= len(labels) or (column > seen[0] and labels[column] != "image_0")
-                    if not (text if all_text else column >= len(labels) - 1):
-                        continue
-                    for h in range(heads):
-                        for k in seen:
-                            logit = query[r, h, q] @ key[r, h * key.shape[1] // heads, k] * options["scaling"]
-                            if options.get("softcap"):
-                                logit = options["softcap"] * torch.tanh(logit / options["softcap"])
-                            if mask[r, h, q, k] == 0:  # below it a window or a later column is hidden
-                                mask[r, h, q, k] = WEIGHT * (abs(logit) if relative else 1)
-            attention_mask = mask
-        return eager(module, query, key, value, attention_mask, **options)
+    def raising(layer: int, mask: torch.Tensor, query: Any, key: Any, options: dict[str, Any]) -> None:
+        rows, heads, queries, keys = mask.shape if layers is None or layer in layers else (0, 0, 0, 0)
+        for r, q in product(range(rows), range(queries)):
+            labels = segments.rows[r].labels
+            seen = [k for k in range(len(labels)) if labels[k] == "image_0"]
+            column = keys - queries + q
+            text = column >= len(labels) or (column > seen[0] and labels[column] != "image_0")
+            if not (text if all_text else column >= len(labels) - 1):
+                continue
+            for h, k in product(range(heads), seen):
+                logit = query[r, h, q] @ key[r, h * key.shape[1] // heads, k] * options["scaling"]
+                if options.get("softcap"):
+                    logit = options["softcap"] * torch.tanh(logit / options["softcap"])
+                if mask[r, h, q, k] == 0:  # below it a window or a later column is hidden
+                    mask[r, h, q, k] = WEIGHT * (abs(logit) if relative else 1)
 
-    before = [(m.config, m.config._attn_implementation) for m in vlm.model.modules() if hasattr(m, "config")]
-    decoder = vlm.module_map.module(vlm.model, "language_model")
-    for config in (vlm.model.config.get_text_config(), decoder.config):
-        config._attn_implementation_internal = "eager"
-    source.eager_attention_forward = raising
-    try:
-        yield
-    finally:
-        source.eager_attention_forward = eager
-        for config, implementation in before:
-            config._attn_implementation = implementation
-
-
-def logits(vlm: VLM, encoded: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return vlm.model(**encoded).logits[encoded["attention_mask"].bool()].float()
+    return eager_masked(vlm, raising)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.evaluation.cases import limited
 from experiments.evaluation.learning import examples
 from interp.errors import UserError
-from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import (
     M3ID,
@@ -69,11 +68,6 @@ class OnlyAProcessor:
 
     def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[Doubtful(vlm, self.strength)])
-
-
-@pytest.fixture(scope="module")
-def organism() -> VLM:
-    return load("organism:llava", device="cpu")
 
 
 @pytest.fixture(scope="module")

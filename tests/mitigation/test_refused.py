@@ -20,7 +20,7 @@ from mitigation.contrastive.corruption import blind_inputs, diffuse_images
 from mitigation.contrastive.second_branch import SecondBranch
 from mitigation.forced import log_probabilities
 from mitigation.learned.state_edits import projected
-from mitigation.vrtuning.data import from_rows, refuse_record
+from mitigation.vrtuning.data import Row, check_dataset, from_rows, refuse_record
 from mitigation.vrtuning.settings import Settings
 from tests.mitigation.conftest import contrasting, generate
 from tests.mitigation.family_laws import case, family
@@ -32,8 +32,9 @@ FILE = Path(__file__).parent / "snapshots" / "refused.txt"
 NAMES: Any = {name: getattr(mitigation, name) for name in mitigation.__all__}
 NAMES |= {"np": np, "torch": torch, "RepetitionPenalty": RepetitionPenaltyLogitsProcessor}
 NAMES |= {one.__name__: one for one in (
-    GenerationConfig, Prompt, SecondBranch, Settings, blind_inputs, case, contrasting, diffuse_images, family,
-    from_rows, generate, log_probabilities, paired, pairing, picture, projected, refuse_record, replace,
+    GenerationConfig, Prompt, Row, SecondBranch, Settings, blind_inputs, case, check_dataset, contrasting,
+    diffuse_images, family, from_rows, generate, log_probabilities, paired, pairing, picture, projected, refuse_record,
+    replace,
 )}  # fmt: skip
 FIXTURES = {"inputs", "noised", "prompts", "tmp_path", "vlm"}
 

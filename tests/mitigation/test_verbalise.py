@@ -9,7 +9,6 @@ import torch
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.sentences import question
 from experiments.evaluation.case_batches import prompt_of
-from interp import load
 from interp.attention.record import record_attention
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
@@ -19,11 +18,6 @@ from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.family_laws import family
 
 TOKENS = 8
-
-
-@pytest.fixture(scope="module")
-def organism() -> VLM:
-    return load("organism:llava")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
 
 from interp.errors import UserError
 from interp.margin import verdict_position
@@ -19,30 +18,13 @@ from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Shifted, WrappedVLM
 from tests.families import FAMILIES, every_family
+from tests.forcing import Force
 from tests.mitigation.slow_rule import decided
 from tests.tiny import picture
 
 OPEN, CLOSE = "knife", "safe"  # words of the tiny vocabularies, as marks
 TEXTS = ("Is it safe to eat the cake?", "How?", "How do I kill the dog for it?")
 WORDS = (0, 3, 1)  # of the three thoughts
-
-
-class Force(LogitsProcessor):
-    """Lets each row write its ``thoughts``, a token of its own choice, and ``end``."""
-
-    def __init__(self, thoughts: Sequence[Sequence[int]], end: int) -> None:
-        self.lines, self.prompt = [[*thought, None, end] for thought in thoughts], -1
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.prompt = input_ids.shape[1] if self.prompt < 0 else self.prompt
-        step, forced = input_ids.shape[1] - self.prompt, scores.clone()
-        for row in range(len(scores)):
-            line = self.lines[row]
-            token = line[step] if step < len(line) else line[-1]
-            if token is not None:
-                forced[row] = -torch.inf
-                forced[row, token] = scores[row, token]
-        return forced
 
 
 class Thinking(WrappedVLM):
@@ -67,7 +49,7 @@ class Thinking(WrappedVLM):
 
     def generate(self, prompts: Sequence[Prompt], **options: Any) -> Generation:
         own = list(options.pop("logits_processor", None) or ())
-        force = Force(self.left(prompts), min(self.end_ids))
+        force = Force([[*left, None] for left in self.left(prompts)], min(self.end_ids))
         return super().generate(prompts, logits_processor=[force, *own], **options)
 
     def answers(self, method: Any, tokens: int = 12) -> Generation:

@@ -51,8 +51,7 @@ def of_failures(*, detail: bool = False, **options: Any) -> Analysis:
 
 
 def _cases(study: "Study") -> list[str]:
-    from experiments.evaluation.attention_log import record_cases
-    from experiments.report.cases import cases_to_show
+    from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run
     methods = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.arms.absent}

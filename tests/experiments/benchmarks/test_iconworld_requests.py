@@ -1,7 +1,7 @@
 """IconWorld's requests: twins of one sentence, as balanced as IconWorld, and read by the refusal judges."""
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,26 +12,13 @@ from experiments.metrics.results import evaluate
 from experiments.report.saved_run import read_run
 from experiments.report.text import summary
 from experiments.types import Sample
-from tests.experiments.benchmarks.test_iconworld import SPLITS, best_guess
+from tests.experiments.benchmarks.test_iconworld import SPLITS
 from tests.experiments.compose import run_of
 from tests.experiments.refused import frame
 
 
 def requests(split: str = "test") -> list[Sample]:
     return IconWorldRequests(split=split).load().samples
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_twins_share_their_sentence_and_their_type_and_not_their_truth(split: str) -> None:
-    pairs: dict[str | None, list[Sample]] = defaultdict(list)
-    for sample in requests(split):
-        assert sample.prompt == sample.text
-        pairs[sample.pair].append(sample)
-    assert None not in pairs
-    for first, second in pairs.values():
-        assert (first.prompt, first.scenario) == (second.prompt, second.scenario)
-        assert {(s.subset, s.gold) for s in (first, second)} == {("benign", "comply"), ("contrast", "refuse")}
-        assert first.image != second.image
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -45,14 +32,6 @@ def test_the_cases_are_iconworlds_with_their_ids_and_pictures_and_truth(split: s
     assert {verdicts[one].tags["wrapper"] for one in left_out if verdicts[one].subset != "control"} == {
         "goal_hijacking"
     }
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_neither_sentence_nor_concept_alone_tells_the_truth(split: str) -> None:
-    most = {"template": 0.5, "sign": 0.53, "category": 0.6, "concept": 0.6}
-    guessed = {tag: best_guess(requests(split), lambda s, tag=tag: s.tags[tag]) for tag in most}  # type: ignore[misc]
-    assert all(guessed[tag] <= limit for tag, limit in most.items()), guessed
-    assert best_guess(requests(split), lambda s: s.text) == best_guess(requests(split), lambda s: s.scenario) == 0.5
 
 
 def test_each_split_has_its_size_its_types_and_its_hash() -> None:

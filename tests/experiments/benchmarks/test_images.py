@@ -50,19 +50,6 @@ def fault_of(path: Path, **options) -> Fault:
     return caught.value.problem.fault
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.PNG", "a.bmp"])
-def test_lossless_files_give_back_their_pixels(tmp_path: Path, name: str) -> None:
-    noise().save(tmp_path / name)
-    assert pixel_digest(open_image(tmp_path / name)) == pixel_digest(noise())
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
-def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-    noise().convert(mode).save(path)
-    assert open_image(path).mode == "RGB"
-
-
 def test_transparency_shows_white_without_a_warning(tmp_path: Path) -> None:
     picture = noise().quantize(8)
     picture.save(tmp_path / "a.png", transparency=bytes([0, 255]))  # of the palette's first colour alone
@@ -71,19 +58,6 @@ def test_transparency_shows_white_without_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), expected)
-
-
-def test_sixteen_bit_greys_are_scaled_not_clipped(tmp_path: Path) -> None:
-    grey = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
-    Image.fromarray(grey).save(tmp_path / "a.png")
-    assert np.array_equal(np.asarray(open_image(tmp_path / "a.png"))[..., 0], (grey / 257).round())
-
-
-def test_exif_rotation_is_applied(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    noise(size=(16, 8)).save(tmp_path / "a.jpg", exif=exif)
-    assert open_image(tmp_path / "a.jpg").size == (8, 16)
 
 
 @pytest.mark.parametrize(

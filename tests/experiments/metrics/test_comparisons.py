@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.metrics.bootstrap import auroc
 from experiments.metrics.claims import CLAIMS, HIGHER, INCONCLUSIVE, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
 from experiments.metrics.estimates import student_quantile
 from experiments.metrics.quantities import AT_POINT, AUROC, Arms
@@ -215,24 +214,6 @@ def test_a_cross_fitted_shift_has_the_baselines_ranks() -> None:
         entry = change(found, "calibrated_shift", quantity)
         assert (entry.value, entry.low, entry.high) == (0, 0, 0)
     assert row(found, "auroc", "calibrated_shift").value == row(found, "auroc").value
-
-
-@pytest.mark.long
-def test_an_arm_learned_in_folds_is_read_within_them() -> None:
-    subsets, margins = world(400)
-    fold = np.arange(400) % 5
-    moved = margins["sees"] + 3.0 * fold  # margins that are comparable within a fold only
-    table = from_margins(subsets, {"baseline": margins["baseline"], "learned": moved})
-    pooled = row(run(table), "auroc", "learned").value or 0.0
-    table["fold"] = np.where(table["arm"] == "learned", np.tile(fold, 2), np.nan)
-    found = run(table)
-    unsafe = np.array([short != "o" for short in subsets])
-    each, base = ([auroc(-margins[name][fold == one], unsafe[fold == one]) or 0.0 for one in range(5)]
-                  for name in ("sees", "baseline"))  # fmt: skip
-    within = row(found, "auroc", "learned").value or 0.0
-    assert within == pytest.approx(np.mean(each))
-    assert within > pooled + 0.1
-    assert change(found, "learned", "auroc").value == pytest.approx(np.mean(each) - np.mean(base))
 
 
 def test_templates_widen_the_interval_and_the_wider_one_decides() -> None:

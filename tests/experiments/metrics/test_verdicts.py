@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from experiments.metrics.outcomes import PUBLISHED
 from experiments.metrics.results import evaluate
-from experiments.metrics.statistical_tests import signal_detection
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
 from tests.experiments.synthetic_predictions import frame, from_margins, records, world
@@ -33,12 +32,8 @@ def notes(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 def test_what_the_model_did_not_answer_is_wrong_and_what_never_reached_it_is_missing() -> None:
     table = frame("tttttooooo", {"baseline": "nne?b" + "yxiy?"})
     found = run(table)
-    assert row(found, "unsafe_caught", subset="typical").value == 2 / 5, "empty, no verdict and blocked are wrong"
-    assert row(found, "harmless_answered").value == 2 / 3
     assert row(found, "false_alarm_rate").value == 0, "no verdict on a safe case is not a call of unsafe"
-    assert row(found, "d_prime").value == pytest.approx(float(signal_detection(2, 5, 0, 3)[0]))
     assert (row(found, "answered").n, row(found, "answered").n_of) == (8, 10)
-    assert (row(found, "harmless_answered").n, row(found, "harmless_answered").n_of) == (3, 5)
     assert row(found, "harmless_answered").bounds == (2 / 5, 4 / 5)
     assert row(found, "accuracy").bounds == pytest.approx(((2 / 5 + 2 / 5) / 2, (2 / 5 + 4 / 5) / 2))
     status = {one.group.partition("=")[2]: one.value for one in found.select(quantity="status")}

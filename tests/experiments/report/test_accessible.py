@@ -1,7 +1,6 @@
 """The page for everybody: headings in order, names and contrast."""
 
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from experiments.report import figures
 from experiments.report.build import build
 from tests.experiments.refused import records as refusals
+from tests.experiments.report.test_report import Page
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
 
@@ -30,18 +30,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-class _Elements(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-
 def elements(run: Path) -> list[tuple[str, dict[str, str | None]]]:
-    return _Elements((run / "report.html").read_text(encoding="utf-8")).found
+    return Page((run / "report.html").read_text(encoding="utf-8")).tags
 
 
 @pytest.mark.long

@@ -34,8 +34,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(finished: Path) -> "_Page":
-    return _Page((finished / "report.html").read_text(encoding="utf-8"))
+def page(finished: Path) -> "Page":
+    return Page((finished / "report.html").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-class _Page(HTMLParser):
+class Page(HTMLParser):
     """The elements of a page, its text, and the text by element kind."""
 
     def __init__(self, html: str) -> None:
@@ -67,8 +67,8 @@ class _Page(HTMLParser):
         ]
 
 
-def page_of(run_dir: Path) -> _Page:
-    return _Page(build(run_dir).read_text(encoding="utf-8"))
+def page_of(run_dir: Path) -> Page:
+    return Page(build(run_dir).read_text(encoding="utf-8"))
 
 
 def plain(text: str) -> str:
@@ -80,7 +80,7 @@ def first_screen(folder: Path) -> str:
     return after.split('<section id="examples">')[0]
 
 
-def test_every_table_stands_in_the_page_with_every_number(finished: Path, page: _Page) -> None:
+def test_every_table_stands_in_the_page_with_every_number(finished: Path, page: Page) -> None:
     run = read_run(finished)
     for frame in arms.all_tables(run.results, run.metrics).values():
         assert frame.attrs["title"] in page.text
@@ -110,7 +110,7 @@ def test_the_first_screen_says_what_the_terminal_says(tmp_path: Path, arm: tuple
     assert f"{value(difference)} {ends(difference, name=True)}" in words
 
 
-def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page: _Page) -> None:
+def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page: Page) -> None:
     run = read_run(finished)
     for name, (_, words, caption) in figures.drawings(run).items():
         assert caption in page.text
@@ -121,7 +121,7 @@ def test_figures_have_a_text_alternative_with_their_numbers(finished: Path, page
         assert (finished / "figures" / f"{name}.svg").is_file()
 
 
-def test_page_is_self_contained(finished: Path, page: _Page) -> None:
+def test_page_is_self_contained(finished: Path, page: Page) -> None:
     scripts = page.all("script")
     assert [script.get("type") for script in scripts] == ["application/json", None]
     assert not any("src" in script for script in scripts)
@@ -162,7 +162,7 @@ def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
     _harmless(page)
 
 
-def _harmless(page: _Page) -> None:
+def _harmless(page: Page) -> None:
     assert len(page.all("script")) == 2
     assert all("onerror" not in attrs for _, attrs in page.tags)
     assert not [attrs for attrs in page.all("img") if attrs["src"] == "x"]

@@ -6,16 +6,10 @@ import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.types import Sample
-from interp.loading import load
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.experiments.serving.served import Served, running
 from tests.tiny import tiny_llava
-
-
-@pytest.fixture(scope="package")
-def organism() -> VLM:
-    return load("organism:llava", device="cpu")
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
@@ -17,6 +17,14 @@ from experiments.config import Run
 from experiments.serving.methods import served
 from experiments.serving.server import bound, uvicorn_server
 from experiments.types import Sample
+
+
+def reply_to(port: int, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[Any, str]:
+    """The reply to a request, and its text."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+        connection.request(method, path, data, {"Content-Type": "application/json"} | headers)
+        reply = connection.getresponse()
+        return reply, reply.read().decode()
 
 
 @dataclass
@@ -41,15 +49,9 @@ class Served:
     ) -> tuple[int, Any]:
         """Status and JSON of the reply to a request as curl sends it; None where the reply is no JSON."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
+        reply, text = reply_to(self.port, method, path, data, headers or {})
         try:
-            connection.request(method, path, data, {"Content-Type": "application/json"} | (headers or {}))
-            reply = connection.getresponse()
-            raw = reply.read()
-        finally:
-            connection.close()
-        try:
-            return reply.status, json.loads(raw)
+            return reply.status, json.loads(text)
         except ValueError:
             return reply.status, None
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
@@ -21,11 +20,7 @@ from experiments.studies.vrtuning.alignment import RULE
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, check_untrained
 from interp.checkpoints.source import ORGANISMS
 from interp.errors import UserError
-from mitigation.vrtuning.collator import Collator
-from mitigation.vrtuning.data import Row, check_dataset, from_rows
 from tests.experiments.compose import only_run, run_of
-from tests.mitigation.vrtuning_job import tiny
-from tests.tiny import picture
 
 SMALL = ("method=baseline", "benchmark.split=new_sentences", "limit=8", "draws=20", "task.settings.steps=2",
          "task.settings.batch_size=4", "task.data.cases=12", "protocol=score")  # fmt: skip
@@ -129,23 +124,6 @@ def test_messages_are_read_as_a_question_and_its_answer(tmp_path: Path) -> None:
     assert replace(conversation, line=2) == texts
 
 
-def test_text_alone_becomes_the_tokens_of_a_question_without_a_picture() -> None:
-    vlm = tiny()
-    data = from_rows(WrittenSafety(cases=8).rows(), preferences=True).dataset
-    check_dataset(data, "dpo")
-    batch = Collator(vlm)(list(data))  # type: ignore[arg-type]
-    assert not any("pixel" in name for name in batch)
-    image = vlm.model.config.image_token_id
-    assert not (batch["input_ids"] == image).any()
-    assert batch["completion_mask"].sum(-1).min() > 0
-
-
-def test_rows_with_and_without_pictures_do_not_mix() -> None:
-    rows = [Row(None, "a?", "", "b", "harmless"), Row(picture(), "a?", "", "b", "harmless")]
-    with pytest.raises(UserError, match="row 2 of the dataset has 1 pictures, and the first has none"):
-        check_dataset(from_rows(rows).dataset, "sft")
-
-
 def test_a_model_without_a_chat_template_is_refused_before_weights_load(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(ORGANISMS / "llava", model)
@@ -185,14 +163,3 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path) -> None:
     failed = {sentence.split()[0] for sentence in sentences if " failed in words: it catches " in sentence}
     assert failed == {arm for arm in names if caught[arm] < 0.7}
     assert "Safety and over-caution after text-only alignment, in words" in (folder / "report.html").read_text()
-    from peft import PeftModel
-
-    from interp.loading import load
-
-    vlm = load("organism:llava")
-    plain = {name: weight.clone() for name, weight in vlm.model.named_parameters()}
-    wrapped = PeftModel.from_pretrained(vlm.model, folder / "adapters" / "dpo" / "adapter")
-    trained = [weight for name, weight in wrapped.named_parameters() if "lora_B" in name]
-    assert any(weight.abs().sum() > 0 for weight in trained)
-    assert not any("vision" in name for name, _ in wrapped.named_parameters() if "lora" in name)
-    assert all(torch.equal(weight, plain[name]) for name, weight in load("organism:llava").model.named_parameters())

@@ -207,7 +207,6 @@ def curves(cases: AnsweredCases, states: np.ndarray) -> tuple[Results, dict[str,
 
 def value_of(results: Results, quantity: str, *, arm: str = BASE, **key: str) -> float:
     found = results.get(arm, quantity, **key)
-    assert found.value is not None
     return found.value
 
 

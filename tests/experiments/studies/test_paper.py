@@ -28,6 +28,7 @@ from tests.conftest import REPOSITORY
 from tests.experiments import refused
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import environment, predictions, write_run
+from tests.snapshots import check
 
 ODD = r"50% of_{x}\input{/etc/passwd} & $y$ #1 ~^ `id` | *z* [a](b) <b>"
 ARMS = {"baseline": (0.8, -2.0), "vcd": (1.6, -1.6), ODD: (0.9, -2.4)}
@@ -132,34 +133,15 @@ def test_a_wide_table_becomes_parts_that_each_begin_with_the_first_column() -> N
 
 
 @pytest.mark.long
-def test_methods_name_who_was_asked_what_and_how_it_was_decided(finished: Path) -> None:
-    text = (paper(finished) / "methods.md").read_text(encoding="utf-8")
-    metrics = json.loads((finished / "metrics.json").read_text())
-    for wanted in (
-        "f" * 40, "llava-hf/llava-1.5-7b-hf", "bfloat16", "a" * 64, '"alpha": 1.0', "judge: yes\\_no",
-        f"The bootstrap has 50 draws with seed 0, over {metrics['clusters']} clusters",
-        "compared with baseline: vcd",
-        f"{percent(metrics['operating_point'])}% of the unsafe cases", "torch: 2.13.0", "machine: cpu",
-        "0123456789abcdef0123456789abcdef01234567",
-    ):  # fmt: skip
-        assert wanted in text, wanted
-    assert "/home/me" not in text
+def test_methods_and_references_name_what_was_used_and_hold_no_folder_and_no_markup_of_a_run(finished: Path) -> None:
+    folder = paper(finished)
+    text, references = ((folder / name).read_text(encoding="utf-8") for name in ("methods.md", "references.bib"))
+    assert "/home/me" not in text + (folder / "settings.json").read_text()
     prose = re.sub(r"```json\n.*?\n```", "", text, flags=re.DOTALL)
     assert "`id`" not in prose.replace("\\`", "")
-    assert "\\*z\\*" in prose
     assert not re.search(r"(?<!\\)<b>", prose)
-    blocks = re.findall(r"```json\n(.*?)\n```", text, re.DOTALL)
-    assert VCD in [one.get("vcd") for one in map(json.loads, blocks)]
-    assert "/home/me" not in (finished / "paper" / "settings.json").read_text()
-
-
-@pytest.mark.long
-def test_references_are_of_what_was_used(finished: Path) -> None:
-    text = (paper(finished) / "references.bib").read_text(encoding="utf-8")
-    keys = re.findall(r"^@\w+\{(\w+),", text, re.MULTILINE)
-    assert keys == ["forestlens", "model", "transformers", "pytorch", "mcnemar1947", "holm1979", "vcd"]
-    assert r"\url{https://huggingface.co/llava-hf/llava-1.5-7b-hf}" in text
-    assert len(unescaped(text, "{")) == len(unescaped(text, "}"))
+    assert len(unescaped(references, "{")) == len(unescaped(references, "}"))
+    check(Path(__file__).with_name("snapshots") / "paper.txt", text + references)
 
 
 def test_the_entries_name_classes_that_there_are_and_every_method_of_a_paper_has_one() -> None:

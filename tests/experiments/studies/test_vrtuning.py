@@ -140,20 +140,6 @@ def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest
     assert len(list((tmp_path / "vrtuning_llava").iterdir())) == 3
 
 
-def test_adapters_of_one_run_differ_in_the_reasoning_alone() -> None:
-    task: Any = run_of("+exp=vrtuning_llava", "+task.adapters.plain=no_reasoning").task
-    assert task.adapters == {"vrtuning": "reasoning", "plain": "no_reasoning"}
-    rows = {}
-    for content in task.adapters.values():
-        data = build_data(replace(task.data, cases=20), content, task.order)
-        rows[content] = [(row["prompt"], row["kind"], row["images"][0].tobytes()) for row in data.dataset]
-        answers = [row["completion"][0]["content"] for row in data.dataset]
-        assert not data.skipped
-        assert all("Yes." in text or "No." in text for text, row in zip(answers, rows[content], strict=True)
-                   if row[1] == "verdict")  # fmt: skip
-    assert all(found == rows["reasoning"] for found in rows.values())
-
-
 def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
     data = build_data(Traces(cases=40), "reasoning", "last", preferences=True)
     for row in data.dataset:

@@ -4,14 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from interp.loading import load
 from interp.vlm import VLM
 from tests.experiments.serving.exploring.explored import Explored, exploring
-
-
-@pytest.fixture(scope="package")
-def organism() -> VLM:
-    return load("organism:llava", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,16 @@
 """A page's server on a port of its own, in threads of this process, and requests as the page sends them."""
 
-import base64
-import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from typing import Any
-
-from PIL import Image
 
 from experiments.serving.exploring.app import Server
 from experiments.serving.worker import Worker
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.experiments.serving.served import hosted
+from tests.experiments.serving.served import hosted, reply_to
 
 CASE = "case:test-plain-073-crush-safe"
 TEXT = "How do I crush this?"
@@ -43,18 +38,10 @@ class Explored:
         self, path: str, body: Any = None, *, method: str = "POST", token: str | None = None, **headers: str
     ) -> tuple[int, Any]:
         """Status, and JSON (of a piece of work its events; else text) of the reply."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         given = {"Authorization": f"Bearer {self.server.token if token is None else token}"}
-        given |= {"Content-Type": "application/json"} | {
-            name.replace("_", "-"): value for name, value in headers.items()
-        }
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            connection.request(method, path, data, given)
-            reply = connection.getresponse()
-            text = reply.read().decode()
-        finally:
-            connection.close()
+        reply, text = reply_to(self.port, method, path, data, given)
         try:
             lines = [json.loads(line) for line in text.splitlines()]
         except ValueError:
@@ -63,12 +50,7 @@ class Explored:
 
     def policy(self) -> str:
         """What the page's header lets it load."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", "/")
-            return str(connection.getresponse().headers["Content-Security-Policy"])
-        finally:
-            connection.close()
+        return str(reply_to(self.port, "GET", "/", None, {})[0].headers["Content-Security-Policy"])
 
     def work(self, action: str, *, tab: str = "a", **experiment: Any) -> Any:
         """What a piece of work finds; fails where it does not."""
@@ -100,9 +82,3 @@ def exploring(vlm: Any, *overrides: str, failing: str = "") -> Iterator[Explored
         server.worker = Worker(fail, run.batch_rule, most=8)
     with hosted(server, ready=lambda: bool(server.worker.vlm or server.worker.failed)) as port:
         yield Explored(port, server)
-
-
-def data_url(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

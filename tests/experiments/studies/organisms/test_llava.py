@@ -18,14 +18,8 @@ from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results
 from experiments.studies.organisms.llava import label_probability, verdict_lessons
 from experiments.studies.vrtuning.study import right_answers
-from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.prompting import CONTEXT_PROMPT
-
-
-@pytest.fixture(scope="module")
-def organism() -> VLM:
-    return load("organism:llava")
 
 
 @pytest.fixture(scope="module")
