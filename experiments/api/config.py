@@ -99,6 +99,11 @@ class ApiConfig:
         return {KEYWORDS: dict(self.template)} if self.template else {}
 
     @property
+    def by_token(self) -> bool:
+        """Return whether the server is asked for tokens by their ids."""
+        return self.engine is not None and self.logprobs != "off" and self.temperature == 0
+
+    @property
     def local(self) -> bool:
         """Return whether the endpoint is this machine."""
         host = urlsplit(self.base_url).hostname or ""
@@ -106,10 +111,6 @@ class ApiConfig:
             return host == "localhost" or ip_address(host).is_loopback
         except ValueError:
             return False
-
-    def check(self) -> None:
-        """Refuse what would fail, or give the key away, once the requests begin; see ``key``."""
-        self.key()
 
     def key(self) -> str | None:
         """Return the key from the environment; None if the endpoint needs none.

@@ -55,14 +55,9 @@ def check_methods(arms: Mapping[str, Method], config: ApiConfig, *, scored: bool
     for arm, method in arms.items():
         can = abilities(method)
         short = not scored and can.needs_for_answers and f"{can.needs_for_answers}, or take protocol=score"
-        if not can.works_over_api and (why := can.needs or ("" if by_token(config) else CONTRASTS) or short):
+        if not can.works_over_api and (why := can.needs or ("" if config.by_token else CONTRASTS) or short):
             who = f"arm {arm} ({type(method).__name__})"
             raise UserError(f"{who} cannot be asked of {config.name}: {why}; remove it, or run an open model here")
-
-
-def by_token(config: ApiConfig) -> bool:
-    """Return whether the server is asked for tokens by their ids."""
-    return config.engine is not None and config.logprobs != "off" and config.temperature == 0
 
 
 class ApiModel:
@@ -102,7 +97,7 @@ class ApiModel:
         if not prompts:
             raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
         budget = self.config.max_tokens or max_new_tokens
-        if by_token(self.config):
+        if self.config.by_token:
             return self.contrasted(AsItIs(), prompts, [], max_new_tokens=budget)
 
         def ask(row: int) -> tuple[Reply, Answer]:
@@ -168,7 +163,7 @@ class ApiModel:
         """
         import torch
 
-        if not by_token(self.config):
+        if not self.config.by_token:
             raise UserError(f"{self.name} cannot be asked: {CONTRASTS}; or remove {type(method).__name__}")
 
         def ask(row: int) -> tuple[Reply, Answer]:

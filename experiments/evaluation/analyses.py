@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import RenderableType
 
-from experiments.evaluation.refusal_margins import NoMargin
 from experiments.report.sections import Section, write_section
 from experiments.runs import analyses as states
 from interp.errors import UserError
@@ -15,6 +14,10 @@ NOTE = "note: "  # what an analysis' remarks begin with
 
 
 Work = TypeVar("Work")
+
+
+class NoMargin(UserError):
+    """Refusals have no margin that tools may follow."""
 
 
 @dataclass(frozen=True)

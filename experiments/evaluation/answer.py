@@ -9,7 +9,7 @@ full answer is then not seen, so one that is neither Yes nor No gets a verdict a
 transformers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +33,6 @@ from experiments.types import Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
-from mitigation.own_file import line_in
 from mitigation.steps import shared_steps
 
 if TYPE_CHECKING:
@@ -115,15 +114,12 @@ class Answering:
             arms: the methods by arm.
             samples: the cases.
             file: the JSON lines that get the records.
-            label: what the progress bars say after an arm's name.
+            label: what the progress bar says after the arms.
 
         Raises:
-            UserError: a method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
+            UserError: one prompt alone does not fit into memory.
             MethodFault: a method fails. The answers so far are on disk, and the same command goes on from there.
         """
-        for name, method in arms.items():
-            if self._scored and (reason := abilities(method).unscored):
-                raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
         recorded = self._recorded(arms, samples, file)
         if changed := sum(arm.changed(sample) for arm in recorded.values() for sample in samples):
             self.console.print(
@@ -136,16 +132,14 @@ class Answering:
         formed = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
         pending = [batch for batch in formed if any(arm.lacks(batch) for arm in recorded.values())]
         launch, shares = self.store.launch, self._computes and len(arms) > 1
-        work = [self._due(recorded.values(), batch) for batch in launch.share(pending)]
         with (
             _progress(self.console, hidden=not samples or (not pending and file != PREDICTIONS)) as progress,
             self._prefills() if shares else nullcontext(),
             nullcontext() if self.vlm is None else shared_steps(self.vlm),
-            closing(prefetch_images(work)) as ready,
+            closing(prefetch_images(launch.share(pending))) as ready,
         ):
-            bars = {name: progress.add_task(f"{name}{label}", total=len(samples)) for name in recorded}
-            for name, arm in recorded.items():
-                progress.advance(bars[name], sum(len(batch) for batch in formed if not arm.lacks(batch)))
+            title = f"{next(iter(arms), '') if len(arms) < 2 else f'{len(arms)} arms'}{label}"
+            bar = progress.add_task(title, total=len(samples), completed=len(samples) - sum(map(len, pending)))
             for step, (batch, pictures) in enumerate(ready):
                 opened = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
                 for name in by_prefill(arms):
@@ -156,14 +150,8 @@ class Answering:
                 if shares:
                     self.prefills.clear()
                 answered = pending[step * launch.size : (step + 1) * launch.size]  # by the other processes too
-                for name, arm in recorded.items():
-                    progress.advance(bars[name], sum(len(each) for each in answered if arm.lacks(each)))
+                progress.advance(bar, sum(map(len, answered)))
         self.store.wait()
-
-    def _due(self, arms: Iterable[_Arm], batch: Sequence[Sample]) -> list[Sample]:
-        """Return the cases of the batch that some arm is asked now."""
-        wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=self._each_costs)}
-        return [sample for sample in batch if sample.id in wanted]
 
     def _recorded(
         self, arms: "Mapping[str, Method | Responses]", samples: Sequence[Sample], file: str
@@ -299,6 +287,8 @@ class Answering:
         except Exception as error:
             if arm == BASELINE or out_of_memory(error):
                 raise
+            from mitigation.own_file import line_in
+
             words = f"{type(error).__name__}: {error}".splitlines()[0]
             path = getattr(method, "path", None)  # of a user's file
             where = line_in(Path(path), error) if isinstance(path, str) else ""
@@ -308,14 +298,9 @@ class Answering:
     def remarks(self) -> dict[str, Any]:
         """Return what environment.json says of how the answers were made, without empty entries.
 
-        ``batch_rows`` are the batch sizes after memory ran out. ``prefills_not_shared`` says why arms read their
-        prompts again. ``requests`` counts what this launch asked of an API.
+        ``batch_rows`` are the batch sizes after memory ran out. ``requests`` counts what this launch asked of an API.
         """
-        entries = {
-            "batch_rows": self._rows,
-            "prefills_not_shared": self.prefills.off if self._computes else "",
-            "requests": getattr(self.vlm, "requests", 0),
-        }
+        entries = {"batch_rows": self._rows, "requests": getattr(self.vlm, "requests", 0)}
         return {name: value for name, value in entries.items() if value}
 
 

@@ -104,8 +104,7 @@ class Arms:
         if arm not in self._fitted:
             self.vlm.metric = self.metric
             try:
-                learn = self._cross if self.development is None else self._learned
-                self._fitted[arm] = learn(arm, method)
+                self._fitted[arm] = self._taught(arm, method)
             finally:
                 self.vlm.metric = None
         return self._fitted[arm]
@@ -145,22 +144,22 @@ class Arms:
         assert self.development is not None  # checked by ``validate``
         return limited(self.development.samples, self.run.limit)
 
-    def _learned(self, arm: str, method: TrainableMethod) -> "Method":
-        samples = self.teaching
-        label = f"{arm} learns from {len(samples)} cases of the development split"
-        with self.console.status(label), self.answering.batching(f"{arm}, learning"):
-            return learned(self.store, arm, method, self.vlm, samples)
-
-    def _cross(self, arm: str, method: TrainableMethod) -> "Method":
-        """Train the arm once for each fold of the cases, on the cases of the other folds."""
-        folds, parts = learning_folds(self.samples), {}
-        for fold in sorted(set(folds.values())):
-            others = [sample for sample in self.samples if folds[sample.id] != fold]
-            label = f"{arm}, fold {fold + 1} of {len(set(folds.values()))}"
-            status = f"{label}, learns from the {len(others)} cases of the others"
-            with self.console.status(status), self.answering.batching(f"{label}, learning"):
-                parts[fold] = learned(self.store, arm, method, self.vlm, others, fold)
+    def _taught(self, arm: str, method: TrainableMethod) -> "Method":
+        """Train the arm on the development split, or once for each fold of the cases on the other folds."""
+        if self.development is not None:
+            return self._learned(arm, method, self.teaching)
+        folds = learning_folds(self.samples)
+        parts = {
+            fold: self._learned(arm, method, [case for case in self.samples if folds[case.id] != fold], fold)
+            for fold in sorted(set(folds.values()))
+        }
         return InFolds(parts, folds)
+
+    def _learned(self, arm: str, method: TrainableMethod, samples: list[Sample], fold: int | None = None) -> "Method":
+        label = arm if fold is None else f"{arm}, without fold {fold + 1}"
+        status = f"{label}, learns from {len(samples)} cases"
+        with self.console.status(status), self.answering.batching(f"{label}, learning"):
+            return learned(self.store, arm, method, self.vlm, samples, fold)
 
     def _say(self, sentence: str) -> None:
         self.console.print(sentence, highlight=False, soft_wrap=True, markup=False)

@@ -17,7 +17,6 @@ from torch.nn.functional import adaptive_avg_pool2d
 from experiments.benchmarks.images import open_pictures
 from experiments.evaluation.case_batches import prompt_of
 from experiments.evaluation.conversations import rolled_out
-from experiments.report.cases import choose, correct, flips
 from experiments.runs.store import write_json
 from experiments.types import Sample
 from interp.batching import merged
@@ -61,19 +60,6 @@ NOTE = (
 
 WHOLE_PICTURE = ("base", "global")  # grids that cover the picture at once; tiles are left out where there is one
 DROPPED = ("padding",)
-
-
-def cases_to_show(
-    samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], *, studied: str, reference: str, limit: int
-) -> list[Sample]:
-    """At most ``limit`` cases: half of them flips from ``reference`` to ``studied``, then failures of the former."""
-    flipping = choose(flips(records, arm=studied, reference=reference), arm=studied, count=max(1, limit // 2))
-    flipped = [flip.case for flip in flipping]
-    failures = [
-        r["case"] for r in records if r["arm"] == reference and correct(r) is False and r["case"] not in flipped
-    ]
-    chosen = {*flipped, *failures[:: max(1, len(failures) // max(1, limit - len(flipped)))][: limit - len(flipped)]}
-    return [sample for sample in samples if sample.id in chosen]
 
 
 def record_cases(

@@ -1,16 +1,13 @@
 """The cases of a run: loaded, checked before any weights load, and limited. All studies take them from here."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from experiments.benchmarks.checks import checked, disjoint
 from experiments.config import Run
-from experiments.judges.automatic import Automatic
 from experiments.report.text import shortfall
-from experiments.types import Benchmark, Loaded, Sample
+from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
@@ -56,18 +53,3 @@ def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
 
 def _checked(run: Run, loaded: Loaded, name: str) -> Loaded:
     return checked(loaded, kind=run.benchmark.kind, name=name, skip_bad=run.skip_bad)
-
-
-def on_benchmark(run: Run, benchmark: Benchmark, name: str, *, tokens: int, described: Mapping[str, Any]) -> Run:
-    """Return the run on ``benchmark``, under ``name`` and with its kind's judge; ``described`` is what its hash has of
-    it.
-    """
-    fits = run.judge_named and run.judge.kind == benchmark.kind
-    return replace(
-        run,
-        name=name,
-        benchmark=benchmark,
-        judge=run.judge if fits else Automatic().for_kind(benchmark.kind),
-        max_new_tokens=tokens,
-        config=run.config | {"name": name, "max_new_tokens": tokens, "benchmark": dict(described)},
-    )

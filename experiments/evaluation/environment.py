@@ -1,13 +1,8 @@
-"""What a run says of itself: environment.json, and the sentences around its answer."""
+"""What a run says of itself: environment.json."""
 
-import shutil
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.config import Run
-from experiments.report.build import toy_of
 from experiments.runs import provenance, record_fields
 from experiments.runs.responses import Responses
 from experiments.types import Loaded
@@ -65,31 +60,3 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
     if brought:
         model["responses"] = {arm: {"name": one.name, "revision": one.fingerprint()} for arm, one in brought.items()}
     return model
-
-
-def branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """For environment.json: by arm, how the second picture of a contrast was run (``branch=auto`` does not say)."""
-    used: dict[str, set[str]] = {}
-    for record in current:
-        if record.get("branch"):
-            used.setdefault(record["arm"], set()).add(record["branch"])
-    return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}
-
-
-def bundled(run: Run) -> list[str]:
-    """Return a sentence on the model if it is bundled with this project."""
-    toy = toy_of({"path": getattr(run.model, "path", "")})
-    return [f"{run.model.name} is {toy}."] if toy else []
-
-
-def program() -> str:
-    """Return how this program was started: ``forestlens``, with its folder where that is not on the path."""
-    started = Path(sys.argv[0])
-    if started.stem != "forestlens":
-        return "python -m experiments.run"
-    if shutil.which("forestlens"):
-        return "forestlens"
-    try:
-        return str(started.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(started)

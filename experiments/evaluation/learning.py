@@ -157,10 +157,15 @@ def learned(
     if store.launch.first and before.get(name, cases) != cases:
         out.unlink(missing_ok=True)
     store.write_json(LEARNED_FROM, before | {name: cases})
+    failure = ""
     try:
         if store.launch.first and not out.exists():
             _learn(method, vlm, samples, out)
-        store.launch.wait()
+    except UserError as error:
+        failure = str(error)
+    if reason := store.launch.everyones(failure)[0]:
+        raise UserError(f"arm {arm}: {reason}")
+    try:
         return method.read(out)
     except UserError as error:
         raise UserError(f"arm {arm}: {error}") from error

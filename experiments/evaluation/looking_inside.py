@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 
 from experiments.config import digest
-from experiments.evaluation.analyses import NOTE
+from experiments.evaluation.analyses import NOTE, NoMargin
 from experiments.evaluation.controls import AS_YES_NO, BASELINE, as_yes_no, sample_as_yes_no
 from experiments.evaluation.conversations import with_answers
 from experiments.evaluation.judging import item_of
-from experiments.evaluation.refusal_margins import NoMargin
 from experiments.evaluation.study import Study
 from experiments.judges.yes_no import anchored
 from experiments.metrics.claims import RULES

@@ -15,7 +15,6 @@ from experiments.types import SCORED_SUBSETS, Sample, Status
 from interp.errors import UserError
 
 TAG_COSTS = {"template": 4.0, "wrapper": 2.0}  # of a tag that differs within a pair; another scenario costs 1
-KNOWN_IDS_SHOWN = 5  # ids that an error names
 
 
 @dataclass(frozen=True)
@@ -112,17 +111,3 @@ def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Samp
     strangers = [other for other in others if other.cluster != sample.cluster]
     opposite = [other for other in strangers if other.gold != sample.gold] or strangers
     return min(opposite, key=lambda other: hash_key(seed, sample.id, other.id), default=None)
-
-
-def sample_with_id(samples: Sequence[Sample], case: str) -> Sample:
-    """Return the sample whose id is ``case``.
-
-    Raises:
-        UserError: there is none; some known ids are named.
-    """
-    for sample in samples:
-        if sample.id == case:
-            return sample
-    listed = ", ".join(sample.id for sample in samples[:KNOWN_IDS_SHOWN])
-    rest = f" and {len(samples) - KNOWN_IDS_SHOWN} more" if len(samples) > KNOWN_IDS_SHOWN else ""
-    raise UserError(f"no case '{case}' in this benchmark; known: {listed}{rest}; choose among these")

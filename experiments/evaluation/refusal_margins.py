@@ -19,6 +19,7 @@ from jaxtyping import Float
 from sklearn.metrics import roc_auc_score
 
 from experiments.config import digest
+from experiments.evaluation.analyses import NoMargin
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
@@ -55,10 +56,6 @@ BEGINNINGS = 8  # of refusals, the most frequent, whose next token may be the de
 LEARNED_FROM = 240  # development cases at most, evenly from the subsets
 KINDS: tuple[Kind, ...] = ("openings", "first tokens")
 Scores = dict[Tokens, Float[np.ndarray, " case"]]
-
-
-class NoMargin(UserError):
-    """Refusals have no margin that tools may follow."""
 
 
 class RefusalMargins:
@@ -374,12 +371,10 @@ class RefusalMargins:
 
 def margins_of(study: Any) -> RefusalMargins | None:
     """Return the refusal margins of a study, computed; None if its benchmark or model has none."""
-    from experiments.api.model import by_token
-
     run = study.run
     if run.benchmark.kind != "refusal" or study.vlm is None:
         return None
-    if run.endpoint is not None and not by_token(run.endpoint):
+    if run.endpoint is not None and not run.endpoint.by_token:
         study.console.print(OVER_API.format(study.vlm.name), highlight=False, soft_wrap=True, markup=False)
         return None
     if BASELINE not in study.methods or run.protocol == "score":

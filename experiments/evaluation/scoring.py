@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.config import Run
-from experiments.judges.language import language_of, says_no_picture
+from experiments.judges.language import MOST_UNMEASURED, languages_of, unmeasured_part, without_picture
 from experiments.judges.refusal_phrases import primary
 from experiments.metrics import results
 from experiments.metrics.judge_error import corrected_rates, error_of
@@ -23,7 +23,6 @@ ONE_WORD = re.compile(r"\W*\w+\W*")
 FEWEST_TEXTS = 3  # answers that are alike, of sentences
 FEWEST_WORDS = 10  # and of single words, which are alike by chance
 SHOWN = 200  # characters of such a text
-MOST_UNMEASURED = 0.1  # share of answers that the judge was not measured on, above which it decides nothing
 
 
 def evaluate(
@@ -71,7 +70,7 @@ def evaluate(
         empty_as_refusal=run.count_empty_as_refusal,
         safety_margin=run.unsafe_margin,
         not_applicable=missing,
-        unmeasured=unmeasured or bool(blind) or (refusals and _unmeasured(judge, frame)["share"] > MOST_UNMEASURED),
+        unmeasured=unmeasured or bool(blind) or (refusals and unmeasured_part(judge, frame)["share"] > MOST_UNMEASURED),
     )
     design = evaluation.design | _family(evaluation.design, baseline, first or family(study, run.contrasts))
     if "protocol" in frame and (frame["protocol"] == "score").all():
@@ -129,31 +128,6 @@ def same_texts(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return repeated
 
 
-def without_picture(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Return by arm how many answers say that no picture arrived, for arms in which it is more than a tenth."""
-    counts: dict[str, dict[str, int]] = {}
-    for arm, answers in frame.groupby("arm", sort=False) if "response" in frame else ():
-        blind = [says_no_picture(text) for text in answers["response"].dropna()]
-        if sum(blind) > MOST_UNMEASURED * len(blind):
-            counts[str(arm)] = {"count": sum(blind), "n": len(blind)}
-    return counts
-
-
-def _languages(frame: pd.DataFrame) -> list[str]:
-    """Return the language of each answer, or of its request if the answer does not show one."""
-    requested = [str((tags or {}).get("language", "en")) for tags in frame.get("tags", [{}] * len(frame))]
-    answers = frame["response"].fillna("") if "response" in frame else [""] * len(frame)
-    return [language_of(str(text)) or language for text, language in zip(answers, requested, strict=True)]
-
-
-def _unmeasured(judge: Judge | str, frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the ``languages`` in which the judge was not measured, and the ``share`` of the answers in them."""
-    spoken = _languages(frame)
-    unmeasured = getattr(judge, "unmeasured", None)
-    languages = unmeasured({*spoken}) if unmeasured else []
-    return {"languages": languages, "share": sum(name in languages for name in spoken) / max(len(spoken), 1)}
-
-
 def _limits_of_judge(
     table: Results, judge: Judge | str, given: str | None, frame: pd.DataFrame
 ) -> tuple[dict[str, Any], list[Row]]:
@@ -168,8 +142,8 @@ def _limits_of_judge(
     if (learned_from := getattr(judge, "learned_from", None)) and (learned := learned_from(prompts)):
         about["learned"] = {"known": learned, "asked": len(prompts)}
     card = given or getattr(judge, "card", None)
-    foreign = sorted(language for language in {*_languages(frame)} if primary(language) != "en")
-    if (unmeasured := _unmeasured(judge, frame))["languages"]:
+    foreign = sorted(language for language in {*languages_of(frame)} if primary(language) != "en")
+    if (unmeasured := unmeasured_part(judge, frame))["languages"]:
         about["unmeasured"] = unmeasured
     if card is not None and given is None and foreign:
         about["uncorrected"] = foreign

@@ -1,7 +1,7 @@
 """A study: the same cases under every arm, recorded as they are answered, then scored, compared and reported.
 
 ``run`` does all of it. A study with further measurements opens a study with ``open_study`` and works on it. It ends
-with ``conclude`` (metrics and report of the arms, then its analyses) or ``finish`` (only its own files)::
+with ``conclude`` (metrics and report of the arms, then its analyses)::
 
     with study.open_study(study.baseline_only(run)) as work:
         work.answer_all()
@@ -18,17 +18,16 @@ from rich.console import Console
 
 from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring
-from experiments.evaluation.analyses import Analysis, perform
+from experiments.evaluation.analyses import Analysis, NoMargin, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, NO_MARGIN, Arms
 from experiments.evaluation.batch_check import check_batches
 from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.environment import branches, bundled, describe, program
-from experiments.evaluation.refusal_margins import NoMargin, RefusalMargins, margins_of
+from experiments.evaluation.environment import describe
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
 from experiments.report import next_commands, terminal
-from experiments.report.build import build
+from experiments.report.build import build, toy_of
 from experiments.report.saved_run import write_thumbnails
 from experiments.runs import analyses as states
 from experiments.runs import provenance, record_fields
@@ -40,9 +39,11 @@ from experiments.types import Loaded, Sample, Status
 from interp.errors import UserError
 
 if TYPE_CHECKING:
+    from experiments.evaluation.refusal_margins import RefusalMargins
     from mitigation.method import Method
 
-Prepare = Callable[[RunStore], "Mapping[str, Method]"]
+Prepared = tuple["Mapping[str, Method]", Mapping[str, str]]  # the arms that answer, and why others do not
+Prepare = Callable[[RunStore], Prepared]
 
 
 @sharded
@@ -73,27 +74,27 @@ def open_study(
     *,
     validated: ValidatedRun | None = None,
     vlm: Any = None,
-    console: Console | None = None,
     prepare: Prepare | None = None,
     announce: bool = False,
 ) -> Iterator["Study"]:
     """The study of ``run``, checked and open: its directory (new or continued), its cases and its model.
 
     ``validated`` are its arms and cases, where they are checked already; ``vlm`` replaces the model; ``prepare`` as in
-    ``run``. environment.json is written, and has no end time until the study is concluded or finished.
+    ``run``. environment.json is written, and has no end time until the study is concluded.
 
     Raises:
         UserError: see ``validate``; or the directory cannot be written or the model not loaded.
     """
     launch = Launch.current()
-    console = console or launch.console()
+    console = launch.console()
     validated = validated or validate(run, console)
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         if prepare is not None:
-            run = replace(run, arms=dict(prepare(store)))
-            validated = replace(
-                validated, excluded={**validated.excluded, **excluded_arms(run, validated.loaded.samples)}
-            )
+            arms, excluded = prepare(store)
+            contrasts = [pair for pair in run.contrasts if not excluded.keys() & {*pair}]
+            run = replace(run, arms=dict(arms), contrasts=contrasts)
+            excluded = {**validated.excluded, **excluded, **excluded_arms(run, validated.loaded.samples)}
+            validated = replace(validated, excluded=excluded)
         loaded, complete = validated.loaded, len(validated.complete.samples)
         if announce:
             plan = _plan(run, loaded, complete, store)
@@ -138,20 +139,6 @@ def check_budget(run: Run, vlm: Any) -> None:
         raise UserError(
             f"max_new_tokens={run.max_new_tokens}: {who}; so few cut its thoughts off; set at least {FOR_A_THOUGHT} "
             f"(2048 fits most), or {off}"
-        )
-
-
-def check_first_token(vlm: Any, tool: str) -> None:
-    """Check that a model's verdict is its first token, where a ``tool`` compares prompts token by token.
-
-    Raises:
-        UserError: it thinks first, and two thoughts differ in their tokens.
-    """
-    if getattr(vlm, "thinks", False):
-        raise UserError(
-            f"{tool} compares prompts at the token of the verdict, and {vlm.name} thinks first, by its chat template, "
-            "and two thoughts differ; if the template can, switch thinking off: 'model.template={enable_thinking: "
-            "false}'; task=attention works after a thought"
         )
 
 
@@ -229,11 +216,18 @@ class Study:
             self.answering.answer(methods, self.arms.teaching, file=DEVELOPMENT, label=", development split")
         self.methods = self.arms.fit()
         self.answering.answer(self.methods, self.samples)
-        self.margins = margins_of(self)
+        self.margins = self._refusal_margins()
         constants = self.arms.constants(self.margins)
         self.arms.compute(constants, self.margins)
         self.methods |= constants
         self.batches = check_batches(self)
+
+    def _refusal_margins(self) -> "RefusalMargins | None":
+        if self.run.benchmark.kind != "refusal":
+            return None
+        from experiments.evaluation.refusal_margins import margins_of
+
+        return margins_of(self)
 
     def _follow_refusals(self) -> None:
         """Let arms that learn from a refusal margin do so: the baseline answers first."""
@@ -241,7 +235,7 @@ class Study:
             return
         self.methods = {BASELINE: self.run.arms[BASELINE]} if BASELINE in self.run.arms else {}
         self.answering.answer(self.methods, self.samples)
-        margins = margins_of(self)
+        margins = self._refusal_margins()
         try:
             if margins is None:
                 raise NoMargin(NO_MARGIN)
@@ -295,8 +289,9 @@ class Study:
         write_thumbnails(self.store.path, self.samples)
         states.expect(self.store.path, to_come)  # before the run says that its arms are measured
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
-        more = ({"reported": reported} if reported else {}) | branches(current) | self.answering.remarks()
-        self._close(more, finished=not self._lost(current))
+        more = ({"reported": reported} if reported else {}) | self.answering.remarks()
+        ended = {} if self._lost(current) else {"finished": record_fields.timestamp()}
+        self.store.write_json("environment.json", {**self.environment, **ended, **more})
         return Evaluation(evaluation.results, design)
 
     def _lost(self, lines: Sequence[Mapping[str, Any]]) -> int:
@@ -336,7 +331,7 @@ class Study:
         commands = next_commands.next_commands(
             self.environment,
             str(self.store.path),
-            program=program(),
+            program=next_commands.program(),
         )
         if commands:
             self._say("next:")
@@ -348,21 +343,6 @@ class Study:
         full = f"{line}  # {remark}"
         line = full if remark and len(full) <= self.console.width else line
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-    def finish(self, analyses: Sequence[Analysis] = ()) -> None:
-        """End a run with metrics and tables of its own: nothing is scored, no report is built; ``analyses`` as above.
-
-        It counts as finished where none of them is missing.
-        """
-        if self.store.launch.first:
-            states.expect(self.store.path, {analysis.name: analysis.missing for analysis in analyses})
-            self._close({}, finished=True)
-            perform(self, analyses)
-            states.mark_finished(self.store.path)
-
-    def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
-        ended = {"finished": record_fields.timestamp()} if finished else {}
-        self.store.write_json("environment.json", {**self.environment, **ended, **more})
 
 
 def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
@@ -384,4 +364,6 @@ def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
     plan += f"{run.arm}." + (f" Compared with: {others}." if others else "")
     methods = [*(f"  {arm}: {method}" for arm, method in run.arms.items()), run.note] if run.verbose else []
     directory = f"{'continuing' if store.resumed else 'run'} {store.path}"
-    return "\n".join([*bundled(run), plan, *filter(None, methods), directory])
+    toy = toy_of({"path": getattr(run.model, "path", "")})
+    bundled = [f"{run.model.name} is {toy}."] if toy else []
+    return "\n".join([*bundled, plan, *filter(None, methods), directory])

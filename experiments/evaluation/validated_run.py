@@ -25,7 +25,6 @@ from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 from interp.tensor_file import FILE, NO_PICTURE, ROW, prompt_hash, read_rows
 from mitigation.method import TrainableMethod, abilities, check_cases
-from mitigation.vrtuning.data import refuse_path
 
 TRAINING_ROWS = "training_rows"  # in environment.json: what is not known of them
 UNREADABLE = bytes(ROW - len(NO_PICTURE)) + NO_PICTURE  # is no row's hash
@@ -68,19 +67,19 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
     notes = check_untrained(run.arms, run.model, loaded.samples)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
-    excluded = excluded_arms(run, loaded.samples)
-    entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
-    learning = {arm: method for arm, method in entering.items() if isinstance(method, TrainableMethod)}
-    fitted = [method for method in entering.values() if abilities(method).fitted_to]
-    development = development_cases(run, complete.samples) if learning or fitted or to_come else None
+    needing = [m for m in run.arms.values() if isinstance(m, TrainableMethod) or abilities(m).fitted_to]
+    development = development_cases(run, complete.samples) if needing or to_come else None
     if development is not None and development.missing:
         note = shortfall(len(development.samples), development.missing)
         console.print(f"To learn and calibrate on: {note}", highlight=False, markup=False)
-    for method in fitted:
-        controls.arms_needed(method, run.arm, run.arms)
     teaching = None if development is None else limited(development.samples, run.limit)
-    check_learning(learning, run.benchmark, loaded.samples, teaching)
     excluded = excluded_arms(run, loaded.samples, loaded.samples if teaching is None else teaching)
+    entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
+    for method in entering.values():
+        if abilities(method).fitted_to:
+            controls.arms_needed(method, run.arm, run.arms)
+    learning = {arm: method for arm, method in entering.items() if isinstance(method, TrainableMethod)}
+    check_learning(learning, run.benchmark, loaded.samples, teaching)
     for arm, method in run.arms.items():
         if isinstance(method, Responses):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
@@ -186,8 +185,12 @@ def check_learning(
     Raises:
         UserError: names the first such arm; or the cases are too few for folds.
     """
+    if not learning:
+        return
+    from mitigation.vrtuning.data import refuse_path
+
     splits = {"": development or ()}
-    if learning and development is None:
+    if development is None:
         arm = next(f"arm {name} ({type(method).__name__}) learns" for name, method in learning.items())
         if reason := getattr(benchmark, "untrainable", ""):
             raise UserError(f"{arm}, and {reason}; remove it, or learn it on another benchmark")
@@ -201,7 +204,7 @@ def check_learning(
             f", without fold {fold}": [sample for sample in samples if folds[sample.id] != fold]
             for fold in sorted(set(folds.values()))
         }
-    for split in splits.values() if learning else ():
+    for split in splits.values():
         for path in (sample.image for sample in split if isinstance(sample.image, Path)):
             refuse_path(path)  # such as MOSSBench's pictures in a table of the user's
     for arm, method in learning.items():
@@ -235,7 +238,7 @@ def _check_endpoint(run: Run) -> None:
     absent = excluded_arms(run)
     entering = {arm: method for arm, method in run.arms.items() if arm not in absent}
     check_methods(entering, run.endpoint, scored=run.protocol == "score")
-    run.endpoint.check()
+    run.endpoint.key()
 
 
 def _check_questions(run: Run) -> None:

@@ -10,6 +10,10 @@ from general knowledge, in English. Of 2,800 answers about pictures that models 
 import re
 import unicodedata
 from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCRIPTS = {
     "HIRAGANA": "ja",
@@ -34,6 +38,7 @@ COMMON = {
     "pt": "o a os as que não é um uma de para com do da em por se posso você e",
     "nl": "de het een en van is niet ik dat je op te zijn voor met kan die aan om in",
 }
+MOST_UNMEASURED = 0.1  # share of answers that a judge was not measured on, above which it decides nothing
 FEWEST = 3  # common words of a language that decide
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -73,3 +78,28 @@ _SAYS = re.compile(
 def says_no_picture(response: str) -> bool:
     """Return whether an answer says near its beginning that no picture arrived or that none can be seen."""
     return _SAYS.search(response[:300]) is not None
+
+
+def without_picture(frame: "pd.DataFrame") -> dict[str, dict[str, int]]:
+    """Return by arm how many answers say that no picture arrived, for arms in which it is more than a tenth."""
+    counts: dict[str, dict[str, int]] = {}
+    for arm, answers in frame.groupby("arm", sort=False) if "response" in frame else ():
+        blind = [says_no_picture(text) for text in answers["response"].dropna()]
+        if sum(blind) > MOST_UNMEASURED * len(blind):
+            counts[str(arm)] = {"count": sum(blind), "n": len(blind)}
+    return counts
+
+
+def languages_of(frame: "pd.DataFrame") -> list[str]:
+    """Return the language of each answer, or of its request if the answer does not show one."""
+    requested = [str((tags or {}).get("language", "en")) for tags in frame.get("tags", [{}] * len(frame))]
+    answers = frame["response"].fillna("") if "response" in frame else [""] * len(frame)
+    return [language_of(str(text)) or language for text, language in zip(answers, requested, strict=True)]
+
+
+def unmeasured_part(judge: Any, frame: "pd.DataFrame") -> dict[str, Any]:
+    """Return the ``languages`` in which the judge was not measured, and the ``share`` of the answers in them."""
+    spoken = languages_of(frame)
+    unmeasured = getattr(judge, "unmeasured", None)
+    languages = unmeasured({*spoken}) if unmeasured else []
+    return {"languages": languages, "share": sum(name in languages for name in spoken) / max(len(spoken), 1)}

@@ -75,8 +75,8 @@ class LLMJudge:
     def check(self) -> None:
         """Raise what would stop it at its first item, such as a missing key, before a run begins."""
         for model in self.models.values():
-            if hasattr(model, "check"):
-                model.check()
+            if hasattr(model, "key"):
+                model.key()
 
     @cached_property
     def _voters(self) -> dict[str, Any]:

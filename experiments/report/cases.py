@@ -19,7 +19,7 @@ from experiments.report.saved_run import SavedRun
 from experiments.report.tables import fixed
 from experiments.runs.labels import LABELS, answer_id
 from experiments.runs.record_fields import writable
-from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Status, Verdict
+from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Sample, Status, Verdict
 
 COMPARED_SUBSETS = (*SCORED_SUBSETS, *REFUSAL_SUBSETS)
 Record = Mapping[str, Any]
@@ -86,6 +86,19 @@ def choose(flips: Sequence[Flip], *, arm: str, count: int = 10, **order: Any) ->
     fixed, broken = (in_turns([flip for flip in flips if flip.fixed is way], arm, **order) for way in (True, False))
     take_fixed = max(min(len(fixed), count // 2), count - len(broken))
     return fixed[:take_fixed] + broken[: count - min(take_fixed, len(fixed))]
+
+
+def cases_to_show(
+    samples: Sequence[Sample], records: Sequence[Record], *, studied: str, reference: str, limit: int
+) -> list[Sample]:
+    """Return at most ``limit`` cases: half flip from ``reference`` to ``studied``, the others are failures."""
+    flipping = choose(flips(records, arm=studied, reference=reference), arm=studied, count=max(1, limit // 2))
+    flipped = [flip.case for flip in flipping]
+    failures = [
+        r["case"] for r in records if r["arm"] == reference and correct(r) is False and r["case"] not in flipped
+    ]
+    chosen = {*flipped, *failures[:: max(1, len(failures) // max(1, limit - len(flipped)))][: limit - len(flipped)]}
+    return [sample for sample in samples if sample.id in chosen]
 
 
 def in_turns(

@@ -2,7 +2,10 @@
 
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from interp.checkpoints.config import ORGANISM
@@ -33,6 +36,19 @@ def typed(environment: Mapping[str, Any]) -> list[str] | None:
 def named_arms(environment: Mapping[str, Any]) -> set[str]:
     """Return the arms that the run's command names, by adding or setting them."""
     return {match[1] for word in typed(environment) or () if (match := ARM.match(word))}
+
+
+def program() -> str:
+    """Return how this program was started: ``forestlens``, with its folder where that is not on the path."""
+    started = Path(sys.argv[0])
+    if started.stem != "forestlens":
+        return "python -m experiments.run"
+    if shutil.which("forestlens"):
+        return "forestlens"
+    try:
+        return str(started.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(started)
 
 
 def next_commands(environment: Mapping[str, Any], folder: str, *, program: str = "forestlens") -> dict[str, str]:

@@ -1,19 +1,16 @@
 """Responses made elsewhere as an arm of a study: of a closed model, from a web page, published, or of another tool.
 
-The tools are lmms-eval, VLMEvalKit and Inspect:
+The tools are lmms-eval and VLMEvalKit:
 
 - lmms-eval writes JSON lines with ``--log_samples``: ``doc``, ``doc_id`` and ``resps``.
 - VLMEvalKit writes a table (.xlsx, .tsv, .csv) with ``index`` and ``prediction``.
-- Inspect writes a log (.eval), a zip with a JSON file for each sample.
 
 Evaluation tools and gateways also leave texts in an answer's place if a request failed or was blocked. Text in these
 files is data. No code of the tools is run, and nothing is unpickled. Imports neither torch nor transformers.
 """
 
 import hashlib
-import json
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,25 +26,18 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "response", "index", "prediction")
 IDS = ("id", "pid", "question_id", "index")  # where a document of lmms-eval names its case; else its ``doc_id``
-STOPS = {  # stop reasons of Inspect; anything else is an answer
-    "content_filter": Status.PROVIDER_BLOCKED,
-    "max_tokens": Status.TRUNCATED,
-    "model_length": Status.TRUNCATED,
-}
-LARGEST = 64 * 2**20  # bytes of one unpacked sample
 GET = (
-    "responses come from lines of id and response (.jsonl, .csv), or from a file that lmms-eval (.jsonl), VLMEvalKit "
-    "(.xlsx, .tsv) or Inspect (.eval) wrote; check the path"
+    "responses come from lines of id and response (.jsonl, .csv), or from a file that lmms-eval (.jsonl) or VLMEvalKit "
+    "(.xlsx, .tsv) wrote; check the path"
 )
 
 
 class Answer(NamedTuple):
-    """One answer: its line in the file, its case, its text (None: the request failed), and how it stopped."""
+    """One answer: its line in the file, its case, and its text (None: the request failed)."""
 
     line: str
     case: str
     response: str | None
-    stopped: Status | None = None
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
@@ -56,9 +46,6 @@ def read_answers(path: Path) -> Iterator[Answer]:
     Raises:
         UserError: the file is missing or cannot be read, or a line has no case, no answer or several.
     """
-    if path.suffix == ".eval":
-        yield from _inspect(path)
-        return
     if not path.is_file():
         raise UserError(f"{path} is missing; {GET}")
     rows = read_file(path, COLUMNS, option="method")
@@ -89,38 +76,6 @@ def _of_row(row: Mapping[str, Any], where: str) -> tuple[Any, Any]:
             responses = responses[0]
         return case, responses
     raise UserError(f"{where}: has no id or no response; every line has both; complete it")
-
-
-def _inspect(path: Path) -> Iterator[Answer]:
-    if not path.is_file():
-        raise UserError(f"{path} is missing; {GET}")
-    try:
-        with zipfile.ZipFile(path) as log:
-            names = sorted(name for name in log.namelist() if name.startswith("samples/") and name.endswith(".json"))
-            for name in names:
-                if log.getinfo(name).file_size > LARGEST:
-                    raise UserError(f"{path}: {name} is larger than {LARGEST // 2**20} MiB; remove the sample")
-                sample = json.loads(log.read(name))
-                if sample.get("epoch", 1) != 1:
-                    raise UserError(f"{path}: has several epochs; an arm has one answer a case; run one epoch")
-                output, failed = sample.get("output") or {}, sample.get("error") is not None
-                choice = (output.get("choices") or [{}])[0]
-                text = output.get("completion") or _text_of(choice)
-                stopped = STOPS.get(str(choice.get("stop_reason")))
-                yield Answer(name, str(sample["id"]), None if failed else text, stopped)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{path}: cannot be read as a log of Inspect ({type(error).__name__}); give a .eval file, or lines of id "
-            "and response"
-        ) from None
-
-
-def _text_of(choice: Mapping[str, Any]) -> str:
-    """Return the text of a choice's message, whose content is a text or a list of parts."""
-    content = (choice.get("message") or {}).get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
 
 
 LONGEST = 600  # characters: a model's answer that begins alike goes on
@@ -173,7 +128,7 @@ def failure_text(text: str) -> bool:
     return len(text) <= LONGEST and KNOWN.match(text) is not None
 
 
-READ = (".jsonl", ".csv", ".tsv", ".xlsx", ".eval")
+READ = (".jsonl", ".csv", ".tsv", ".xlsx")
 # Names of files that say nothing.
 VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "results")
 
@@ -272,8 +227,6 @@ class Responses:
 def _status(answer: Answer, path: str) -> tuple[Status, str, str]:
     """Return the status of a request, the answer's text, and why it is no answer of the model."""
     response = answer.response
-    if answer.stopped is Status.PROVIDER_BLOCKED:
-        return Status.PROVIDER_BLOCKED, "", f"a content filter stopped the request ({path}, {answer.line})"
     if response is None:
         return Status.TRANSPORT_FAILED, "", f"null in {path}"
     text = response.strip()
@@ -281,7 +234,7 @@ def _status(answer: Answer, path: str) -> tuple[Status, str, str]:
         return Status.PROVIDER_BLOCKED, "", f"the text of a blocked request in {path}: {text[:80]!r}"
     if failure_text(text):
         return Status.TRANSPORT_FAILED, "", f"the text of a failed request in {path}: {text[:80]!r}"
-    return (answer.stopped or Status.ANSWERED if text else Status.EMPTY), text, ""
+    return (Status.ANSWERED if text else Status.EMPTY), text, ""
 
 
 @cache

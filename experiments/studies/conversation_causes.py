@@ -31,7 +31,7 @@ from experiments.report.sections import Section, SectionFigure
 from experiments.report.tables import pivot, unit
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, row
-from experiments.studies.questions import check_margins, check_sizes
+from experiments.studies.questions import check_first_token, check_margins, check_sizes
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -75,7 +75,7 @@ class ConversationCauses:
         validated = validate(alone)
         self._pairs(validated.complete.samples, run)  # refuse a benchmark without pairs
         with study.open_study(alone, validated=validated) as work:
-            study.check_first_token(work.vlm, "+exp=conversation_causes")
+            check_first_token(work.vlm, "+exp=conversation_causes")
             work.answer_all()
             work.conclude([Analysis(NAME, "no part was exchanged", self._examined)])
 

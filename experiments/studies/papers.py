@@ -4,14 +4,14 @@ Each benchmark is a study of its own, in its own run directory. The weights are 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiments.benchmarks import mmsafeaware, mossbench
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.cases import on_benchmark
 from experiments.evaluation.validated_run import ValidatedRun, validate
+from experiments.judges.automatic import Automatic
 from experiments.report.tables import say
 from experiments.runs.launch import Launch, sharded
 from interp.errors import UserError
@@ -82,7 +82,11 @@ class Papers:
 
 def _on(run: Run, name: str, benchmark: Any, tokens: int) -> Run:
     """Return the run on one benchmark, under its own name and with its kind's judge."""
-    return on_benchmark(run, benchmark, f"{run.name}_{name}", tokens=tokens, described=asdict(benchmark))
+    name, described = f"{run.name}_{name}", asdict(benchmark)
+    config = run.config | {"name": name, "max_new_tokens": tokens, "benchmark": described}
+    fits = run.judge_named and run.judge.kind == benchmark.kind
+    judge = run.judge if fits else Automatic().for_kind(benchmark.kind)
+    return replace(run, name=name, benchmark=benchmark, judge=judge, max_new_tokens=tokens, config=config)
 
 
 def _validated(run: Run, key: str) -> ValidatedRun:

@@ -75,3 +75,17 @@ def check_margins(run: Run, *, yes_no_only: bool = False) -> Run:
         )
     _ = run.weights
     return replace(run, protocol="generate")
+
+
+def check_first_token(vlm: Any, tool: str) -> None:
+    """Check that a model's verdict is its first token, where a ``tool`` compares prompts token by token.
+
+    Raises:
+        UserError: it thinks first, and two thoughts differ in their tokens.
+    """
+    if getattr(vlm, "thinks", False):
+        raise UserError(
+            f"{tool} compares prompts at the token of the verdict, and {vlm.name} thinks first, by its chat template, "
+            "and two thoughts differ; if the template can, switch thinking off: 'model.template={enable_thinking: "
+            "false}'; task=attention works after a thought"
+        )

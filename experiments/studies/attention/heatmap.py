@@ -21,7 +21,6 @@ from experiments.evaluation.case_batches import batches
 from experiments.evaluation.cases import load_cases
 from experiments.evaluation.environment import describe
 from experiments.evaluation.looking_inside import followed, yes_or_no
-from experiments.evaluation.matching import sample_with_id
 from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
 from experiments.report.tables import fixed, say
@@ -44,6 +43,8 @@ from interp.errors import UserError
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
+
+KNOWN_IDS_SHOWN = 5  # ids that an error names
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Heatmap:
             return
         console = Console()
         loaded = load_cases(run, console) if picture is None else Loaded([picture], {}, "")
-        named = picture if picture or self.case is None else sample_with_id(loaded.samples, self.case)
+        named = picture if picture or self.case is None else _with_id(loaded.samples, self.case)
         from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
@@ -103,7 +104,7 @@ class Heatmap:
             case = self.case or next(failed, None)
             if case is None:
                 raise UserError("no harmless request with a picture is refused; choose a case to draw: case=<id>")
-            sample = sample_with_id(seen.samples, case)
+            sample = _with_id(seen.samples, case)
             drawn = self._draw(work.vlm, sample, seen.samples, run, work.store.path, seen.verdict)
             return [*drawn, *seen.notes]
 
@@ -204,3 +205,17 @@ def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:
             if anchored(text).value != sample.gold:
                 return sample
     raise UserError(f"none of {len(members)} over-safety cases is answered wrong; choose a case to draw: case=<id>")
+
+
+def _with_id(samples: Sequence[Sample], case: str) -> Sample:
+    """Return the sample whose id is ``case``.
+
+    Raises:
+        UserError: there is none; some known ids are named.
+    """
+    for sample in samples:
+        if sample.id == case:
+            return sample
+    listed = ", ".join(sample.id for sample in samples[:KNOWN_IDS_SHOWN])
+    rest = f" and {len(samples) - KNOWN_IDS_SHOWN} more" if len(samples) > KNOWN_IDS_SHOWN else ""
+    raise UserError(f"no case '{case}' in this benchmark; known: {listed}{rest}; choose among these")

@@ -51,7 +51,8 @@ def of_failures(*, detail: bool = False, **options: Any) -> Analysis:
 
 
 def _cases(study: "Study") -> list[str]:
-    from experiments.evaluation.attention_log import cases_to_show, record_cases
+    from experiments.evaluation.attention_log import record_cases
+    from experiments.report.cases import cases_to_show
 
     run = study.run
     methods = {arm: run.arms[arm] for arm in (BASELINE, run.arm) if arm not in study.arms.absent}

@@ -24,7 +24,7 @@ from experiments.report.tables import pivot, unit
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, Cases, split
-from experiments.studies.questions import check_margins, check_sizes
+from experiments.studies.questions import check_first_token, check_margins, check_sizes
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -69,7 +69,7 @@ class Localise:
             from interp.tools.part_effects import check_precise
 
             check_precise(work.vlm)
-            study.check_first_token(work.vlm, "+exp=localise")
+            check_first_token(work.vlm, "+exp=localise")
             work.answer_all()
             work.conclude([Analysis(NAME, "no part was looked for", self._examined)])
 

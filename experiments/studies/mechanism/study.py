@@ -18,7 +18,7 @@ from experiments.report.sections import Section
 from experiments.report.text import lines
 from experiments.runs.launch import Launch
 from experiments.runs.results_table import Results, Row
-from experiments.studies.questions import Questions, check_margins, check_sizes
+from experiments.studies.questions import Questions, check_first_token, check_margins, check_sizes
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
@@ -59,7 +59,7 @@ class Mechanism:
                 f"benchmark {run.benchmark.name} has no pictures. +exp=mechanism needs cases with pictures."
             )
         with study.open_study(alone, validated=validated) as work:
-            study.check_first_token(work.vlm, "+exp=mechanism")
+            check_first_token(work.vlm, "+exp=mechanism")
             work.answer_all()
             work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])
 

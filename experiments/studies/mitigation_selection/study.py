@@ -5,7 +5,8 @@ for each case and setting) and ``choice.json`` (every setting and the choice). `
 and ``figures/mitigations.svg`` the figure. The same command continues an interrupted run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -63,6 +64,8 @@ class Mitigations:
     Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times. So a
     setting is chosen on cases that the candidate has not seen. Then they learn from all cases. Both cases of a
     counterfactual pair are in the same fold.
+
+    A candidate that cannot learn, answer or be chosen leaves the study with its reason, and the others go on.
     """
 
     candidates: dict[str, Any]
@@ -123,30 +126,34 @@ class Mitigations:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(arms)}")
         return run
 
-    def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> "dict[str, Method]":
-        """Return all arms of the test: the run's arms, the threshold, and every candidate as chosen."""
+    def _chosen_arms(self, run: Run, development: Loaded, console: Console, store: RunStore) -> study.Prepared:
+        """Return all arms of the test: the run's arms, the threshold, and every candidate as chosen.
+
+        Raises:
+            UserError: no candidate can be chosen.
+        """
         vlm = study.connected(run)
         work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
-        in_words = run.benchmark.kind == "refusal"
-        candidates = {
-            name: each
-            for name, each in self.candidates.items()
-            if _applies(name, each, vlm, console, in_words=in_words)
-        }
-        baseline = Candidate(Baseline())
+        for name, candidate in self.candidates.items():
+            with work.candidate(name):
+                _check_applies(candidate, vlm, in_words=run.benchmark.kind == "refusal")
+                work.fit(name, candidate)
+        baseline, candidates = Candidate(Baseline()), work.left(self.candidates)
         settings = 1 + sum(len(list(candidate.settings())) for candidate in candidates.values())
         console.print(f"choosing among {settings} settings on {len(work.samples)} development cases", highlight=False)
         work.ask({BASELINE: baseline, **candidates})
         choices: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, baseline)}
         arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(choices[THRESHOLD]["chosen"]["shift"] + work.zero)}
-        for name, candidate in candidates.items():
-            choices[name] = work.choose(name, candidate)
-            best = choices[name]["chosen"]
-            arms[name] = configured(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
+        for name, candidate in work.left(candidates).items():
+            with work.candidate(name):
+                choices[name] = work.choose(name, candidate)
+                best = choices[name]["chosen"]
+                arms[name] = configured(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
+        work.left(candidates)
         store.write_json(CHOICE, choices)
         for name, choice in choices.items():
             console.print(_sentence(name, choice), highlight=False, soft_wrap=True, markup=False)
-        return arms
+        return arms, work.failed
 
 
 class _Choosing:
@@ -166,6 +173,8 @@ class _Choosing:
         self.refusals: RefusalMargins | None = None
         self.metric: Any = None
         self._in_words: dict[str, dict[str, float]] = {}
+        self._ready: dict[tuple[str, int | None], Any] = {}
+        self.failed: dict[str, str] = {}  # candidate → why it leaves the study
         self.zero = 0.0  # added to margins: above 0 are as many cases as are answered
         if run.benchmark.kind == "refusal":
             self._follow_refusals(run)
@@ -195,24 +204,65 @@ class _Choosing:
             margins = self.refusals.under(arm, method, [sample.id for sample in samples])
             self._in_words.setdefault(arm, {}).update({case: value + self.zero for case, value in margins.items()})
 
+    @contextmanager
+    def candidate(self, name: str) -> Iterator[None]:
+        """Open a block of work on a candidate. If it raises a ``UserError``, the candidate leaves the study."""
+        try:
+            yield
+        except UserError as error:
+            self.failed[name] = str(error).removeprefix(f"arm {name}: ")
+
+    def left(self, candidates: Mapping[str, Candidate]) -> dict[str, Candidate]:
+        """Return the candidates that have not failed.
+
+        Raises:
+            UserError: all have.
+        """
+        if not candidates.keys() - self.failed.keys():
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.failed.items())
+            raise UserError(f"no candidate can be chosen ({reasons}). Take more development cases or other candidates.")
+        return {name: each for name, each in candidates.items() if name not in self.failed}
+
+    def fit(self, name: str, candidate: Candidate) -> None:
+        """Let a candidate that learns do so, from each four fifths of the cases and from all."""
+        for fold in (*self._held_out, None) if candidate.learns else ():
+            self.ready(name, candidate.method, fold)
+
+    @cached_property
+    def _held_out(self) -> dict[int, list[Sample]]:
+        """The cases by fold."""
+        folds = {fold: [sample for sample in self.samples if _fold(sample) == fold] for fold in range(FOLDS)}
+        return {fold: held_out for fold, held_out in folds.items() if held_out}
+
     def ask(self, candidates: Mapping[str, Candidate]) -> None:
         """Ask every setting of every candidate; if it learns, about each fold after learning from the others."""
+        self._ask({name: each for name, each in candidates.items() if not each.learns}, self.samples)
+        learners = {name: each for name, each in candidates.items() if each.learns}
+        for fold, held_out in self._held_out.items() if learners else ():
+            self._ask(learners, held_out, fold)
 
-        def settings(name: str, candidate: Candidate, method: Any) -> "dict[str, Method]":
-            return {_arm(name, setting): configured(method, setting) for setting in candidate.settings()}
+    def _ask(self, candidates: Mapping[str, Candidate], samples: Sequence[Sample], fold: int | None = None) -> None:
+        """Ask all settings together, so that they share work. If that fails, ask each candidate separately.
 
-        plain: dict[str, Method] = {}
-        for name, candidate in candidates.items():
-            if not candidate.learns:
-                plain |= settings(name, candidate, candidate.method)
-        self._answer(plain, self.samples)
-        learners = {name: candidate for name, candidate in candidates.items() if candidate.learns}
-        for fold in range(FOLDS) if learners else ():
-            if held_out := [sample for sample in self.samples if _fold(sample) == fold]:
-                taught: dict[str, Method] = {}
-                for name, candidate in learners.items():
-                    taught |= settings(name, candidate, self.ready(name, candidate.method, fold))
-                self._answer(taught, held_out, label=f", fold {fold}")
+        In a launch of several processes a failure ends the command: the others wait at the next barrier.
+        """
+        label = "" if fold is None else f", fold {fold}"
+        arms = {
+            name: {
+                _arm(name, setting): configured(self.ready(name, each.method, fold), setting)
+                for setting in each.settings()
+            }
+            for name, each in candidates.items()
+            if name not in self.failed
+        }
+        try:
+            self._answer({arm: method for methods in arms.values() for arm, method in methods.items()}, samples, label)
+        except UserError:
+            if self.store.launch.size > 1:
+                raise
+            for name, methods in arms.items():
+                with nullcontext() if name == BASELINE else self.candidate(name):
+                    self._answer(methods, samples, label)
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """Return ``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate."""
@@ -236,13 +286,15 @@ class _Choosing:
         """Return ``method``, learned from all development cases, or from the cases outside ``fold``."""
         if not isinstance(method, TrainableMethod):
             return method
-        samples = [s for s in self.samples if fold is None or _fold(s) != fold]
-        self.vlm.metric = self.metric
-        try:
-            with self.answering.batching(f"{name}, learning"), self.states.open():
-                return learning.learned(self.store, name, method, self.vlm, samples, fold)
-        finally:
-            self.vlm.metric = None
+        if (name, fold) not in self._ready:
+            samples = [s for s in self.samples if fold is None or _fold(s) != fold]
+            self.vlm.metric = self.metric
+            try:
+                with self.answering.batching(f"{name}, learning"), self.states.open():
+                    self._ready[name, fold] = learning.learned(self.store, name, method, self.vlm, samples, fold)
+            finally:
+                self.vlm.metric = None
+        return self._ready[name, fold]
 
     def margins(self, arm: str) -> np.ndarray:
         """Return the margins of an arm after all are asked; NaN if it gave none."""
@@ -264,20 +316,13 @@ def _arm(name: str, setting: Mapping[str, Any]) -> str:
     return f"{name} {setting_name(setting)}".strip()
 
 
-def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console, *, in_words: bool) -> bool:
-    """Return whether the candidate can be chosen on this model and benchmark. Say why not."""
+def _check_applies(candidate: Candidate, vlm: "VLM", *, in_words: bool) -> None:
+    """Raise a UserError if the candidate cannot be chosen on this model and benchmark."""
     can = abilities(candidate.method)
     if in_words and (why := can.unscored or can.unforced):
-        console.print(f"{name}: it has no refusal margin: {why}", highlight=False, soft_wrap=True, markup=False)
-        return False
-    if not can.drops_image:
-        return True
-    try:
-        check_words(vlm, "it does not enter")
-    except UserError as error:
-        console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
-        return False
-    return True
+        raise UserError(f"it has no refusal margin: {why}")
+    if can.drops_image:
+        check_words(vlm, "take another model")
 
 
 def _fold(sample: Sample) -> int:

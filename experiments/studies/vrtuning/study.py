@@ -97,12 +97,12 @@ class VRTuningStudy:
             Analysis("vrtuning", "the tables were not written", tables, detail=True),
         ]
 
-    def _prepare(self, run: Run, cases: Loaded | None, store: RunStore) -> dict[str, Any]:
+    def _prepare(self, run: Run, cases: Loaded | None, store: RunStore) -> study.Prepared:
         """Return the run's arms with the adapters trained, on ``cases`` if the source is a table of one's own."""
         self._train_all(run, store, store.launch.console(), cases)
         folders = store.path / "adapters"
         trained = {arm: new.trained(folders / new.adapter / "adapter") for arm, new in new_adapters(run.arms).items()}
-        return {**run.arms, **trained}
+        return {**run.arms, **trained}, {}
 
     def _train_all(self, run: Run, store: RunStore, console: Console, cases: Loaded | None) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}

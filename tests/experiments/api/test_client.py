@@ -289,7 +289,7 @@ def test_keys_are_looked_at_before_anything_starts(
         monkeypatch.setenv(name, value)
     asking = ApiConfig(**({"name": "stub", "model": "m", "key_env": "STUB_KEY"} | options))
     with pytest.raises(UserError) as caught:
-        asking.check()
+        asking.key()
     assert said in str(caught.value)
     assert KEY not in str(caught.value)
 

@@ -1,7 +1,6 @@
-"""Results of lmms-eval, VLMEvalKit and Inspect as arms; the files here have the layouts that these tools write."""
+"""Results of lmms-eval and VLMEvalKit as arms; the files here have the layouts that these tools write."""
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,6 @@ def lmms_eval(folder: Path, *lines: dict[str, Any]) -> Path:
     path = folder / "mossbench_samples.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
-
-
-def inspect_log(folder: Path, *samples: dict[str, Any]) -> Path:
-    path = folder / "log.eval"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as log:
-        log.writestr("header.json", "{}")
-        for each in samples:
-            log.writestr(f"samples/{each['id']}_epoch_{each.get('epoch', 1)}.json", json.dumps(each))
-    return path
-
-
-def answered(text: str, stop: str = "stop") -> dict[str, Any]:
-    return {"completion": text, "choices": [{"message": {"content": text}, "stop_reason": stop}]}
 
 
 def pairs(path: Path) -> list[tuple[str, str | None]]:
@@ -66,34 +52,11 @@ def test_predictions_of_vlmevalkit(ending: str, tmp_path: Path) -> None:
     assert generation.statuses == [Status.ANSWERED, Status.TRANSPORT_FAILED, Status.EMPTY]
 
 
-def test_a_log_of_inspect_with_its_stop_reasons(tmp_path: Path) -> None:
-    parts = {"choices": [{"message": {"content": [{"type": "text", "text": "In "}, {"type": "text", "text": "parts."}]},
-                          "stop_reason": "stop"}]}  # fmt: skip
-    path = inspect_log(
-        tmp_path,
-        {"id": "a", "output": answered("Yes.")},
-        {"id": 2, "output": answered("It is long", "max_tokens")},
-        {"id": "c", "output": answered("", "content_filter")},
-        {"id": "d", "output": answered(""), "error": {"message": "lost"}},
-        {"id": "e", "output": parts},
-    )
-    answers = {answer.case: answer for answer in read_answers(path)}
-    assert {case: answer.response for case, answer in answers.items()} == {
-        "a": "Yes.", "2": "It is long", "c": "", "d": None, "e": "In parts."}  # fmt: skip
-    _, generation = Responses(str(path)).answers([sample(case) for case in "a2cde"])
-    expected = ("answered", "truncated", "provider_blocked", "transport_failed", "answered")
-    assert generation.statuses == list(expected)
-
-
 def test_what_is_no_such_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="several epochs"):
-        pairs(inspect_log(tmp_path, {"id": "a", "epoch": 2, "output": answered("x")}))
-    broken = tmp_path / "x.eval"
-    broken.write_text("no log")
-    with pytest.raises(UserError, match="cannot be read as a log of Inspect"):
-        pairs(broken)
+    with pytest.raises(UserError, match=r"only \.jsonl, \.csv, \.tsv, \.xlsx are read"):
+        Responses(str(tmp_path / "log.eval"))
     with pytest.raises(UserError, match="is missing; responses come from lines of id and response"):
-        pairs(tmp_path / "absent.eval")
+        pairs(tmp_path / "absent.jsonl")
     with pytest.raises(UserError, match="line 1: has no id or no response"):
         pairs(lmms_eval(tmp_path, {"doc_id": 0}))
 

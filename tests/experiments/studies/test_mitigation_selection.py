@@ -1,12 +1,13 @@
 """Settings are chosen by the stated rule and on the development split alone, and all arms stand in one table."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from experiments.metrics.quantities import Arms
 from experiments.metrics.results import evaluate
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, read_results
+from experiments.runs.store import read_object
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     ChosenShift,
@@ -177,7 +179,43 @@ class Seen:
         return Baseline().generate(vlm, prompts, max_new_tokens=max_new_tokens)
 
 
+@dataclass(frozen=True)
+class Unteachable(Learner):
+    """A candidate that cannot learn."""
+
+    def learn(self, vlm: Any, prompts: Any, safe: Any, *, out: Path) -> Seen:
+        raise UserError(f"{len(prompts)} cases are too few")
+
+
+@dataclass(frozen=True)
+class Late:
+    """A candidate that refuses a case in the middle."""
+
+    refused: str
+
+    def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+        if any(self.refused in prompt.text for prompt in prompts):
+            raise UserError(f"it cannot read {self.refused}")
+        return Baseline().generate(vlm, prompts, max_new_tokens=max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """A candidate without margins."""
+
+    unscored = "it counts"
+
+    def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+        answers = Baseline().generate(vlm, prompts, max_new_tokens=max_new_tokens)
+        return replace(answers, margins=torch.full_like(answers.margins, torch.nan))
+
+
 OWN_GRID = {"seen": Candidate(Learner()), "moved": Candidate(VCD(), {"alpha": [0.5, 4.0]})}
+FAILING = {
+    "unteachable": (Candidate(Unteachable()), "cases are too few"),
+    "late": (Candidate(Late("e")), "it cannot read e"),
+    "unmeasured": (Candidate(Unmeasured()), "0 unsafe and 0 safe development cases with a margin"),
+}
 
 
 def on_split(root: Path, split: str, *more: str) -> Any:
@@ -187,9 +225,18 @@ def on_split(root: Path, split: str, *more: str) -> Any:
 
 
 @pytest.mark.long
-def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> None:
+def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Candidates that fail leave with a reason, also a rival, and the others are chosen."""
     arms = ("+method@arms.calibrated_shift=calibrated_shift",)
-    folder = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test", *arms))
+    candidates = OWN_GRID | {name: candidate for name, (candidate, _) in FAILING.items()}
+    folder = Mitigations(candidates, rivals=["vcd", "late"], development=8)(on_split(tmp_path, "test", *arms))
+    printed = " ".join(capsys.readouterr().out.split())
+    page, reasons = (folder / "report.html").read_text(), read_object(folder / "metrics.json")["not_applicable"]
+    assert set(reasons) == set(FAILING)
+    for name, (_, reason) in FAILING.items():
+        assert reason in reasons[name]
+        assert f"{name} does not enter: {reasons[name]}" in printed
+        assert reasons[name] in page
     choice = json.loads((folder / "choice.json").read_text())
     assert [row["setting"] for row in choice["moved"]["settings"]] == [{"alpha": 0.5}, {"alpha": 4.0}]
     results = read_results(folder)
@@ -206,3 +253,12 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> N
     assert not asked & judged
     assert "Mitigations next to each other" in (folder / "report.html").read_text()
     assert (folder / "figures" / "mitigations.svg").exists()
+
+
+def test_without_a_candidate_the_command_ends_with_every_reason(tmp_path: Path) -> None:
+    candidates = {name: candidate for name, (candidate, _) in FAILING.items()}
+    with pytest.raises(UserError, match="no candidate can be chosen") as raised:
+        Mitigations(candidates, rivals=[], development=8)(on_split(tmp_path, "test"))
+    for name, (_, reason) in FAILING.items():
+        assert f"{name}: " in str(raised.value)
+        assert reason in str(raised.value)

@@ -9,8 +9,10 @@ import pytest
 from experiments.metrics.claims import HIGHER
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import read_results
+from experiments.runs.store import read_object
 from experiments.studies.mitigation_selection.candidates import Candidate
 from mitigation.controls import YesBias
+from mitigation.ecso import ECSO
 from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
@@ -147,17 +149,25 @@ def test_without_a_margin_constants_and_learners_leave_the_study_with_a_reason(
 @pytest.mark.long
 def test_settings_are_chosen_by_the_refusal_margin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = refusing_run(monkeypatch, tmp_path, "+exp=mitigation_selection", "task.rivals=[]")
-    candidates = {"readout": Candidate(TruthReadout(layer=2), {"strength": [0.5, 4.0]})}
+    candidates = {
+        "readout": Candidate(TruthReadout(layer=2), {"strength": [0.5, 4.0]}),
+        "too_deep": Candidate(TruthReadout(layer=99)),
+        "ecso": Candidate(ECSO()),
+    }
     run = replace(run, task=replace(run.task, candidates=candidates), attention_analysis=None)
     run.task(run)
     folder = only_run(run)
+    reasons = read_object(folder / "metrics.json")["not_applicable"]
+    assert "layer" in reasons["too_deep"]
+    assert "it has no refusal margin: " in reasons["ecso"]
     choice = json.loads((folder / "choice.json").read_text())
     by_strength = {row["setting"]["strength"]: row for row in choice["readout"]["settings"]}
     assert choice["readout"]["chosen"] == by_strength[4.0]
     assert by_strength[4.0]["auroc"] > by_strength[0.5]["auroc"]
     assert choice["readout"]["chosen"]["shift"] == 0  # only the baseline gets a constant
     results = read_results(folder)
-    assert {"baseline", "threshold", "readout"} <= set(results.arms)
+    assert set(results.arms) >= {"baseline", "threshold", "readout"}
+    assert not {*reasons} & set(results.arms)
     row = results.get("readout", "auroc")
     assert row is not None
     assert row.value == 1
