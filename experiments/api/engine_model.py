@@ -1,4 +1,4 @@
-"""A checkpoint as an inference engine (vLLM) loads it: published weight names, its adapter merged or next to it.
+"""A checkpoint as an inference engine (vLLM) loads it: published weight names, its adapter merged.
 
 transformers 5 dropped a level of names of CLIP and SigLIP towers (``vision_tower.vision_model.…``), which vLLM's models
 and the hub's published files have. Tried with vLLM 0.32 and LLaVA's architecture.
@@ -6,7 +6,6 @@ and the hub's published files have. Tried with vLLM 0.32 and LLaVA's architectur
 
 import json
 import re
-import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -17,17 +16,16 @@ if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
     from interp.vlm import VLM
 
-ADAPTER = "lora"  # the folder of an adapter that is not merged
 INDEX = "model.safetensors.index.json"
 DROPPED = re.compile(r"((?:^|\.)vision_tower\.)(?=(?:embeddings|encoder|pre_layrnorm|post_layernorm|head)\.)")
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
-def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None = None, merge: bool = True) -> str:
+def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None = None) -> str:
     """Write model, processor and generation settings to ``to`` (absent or empty). Return the command to serve it.
 
-    ``adapter`` is a LoRA of ``task=vrtuning``, merged into the weights. If ``merge`` is False, it is next to them, as a
-    LoRA module of the engine. The end tokens are the same as here, so that answers end alike.
+    ``adapter`` is a LoRA of ``task=vrtuning``, merged into the weights. The end tokens are the same as here, so that
+    answers end alike.
 
     Raises:
         UserError: ``to`` is in use or cannot be written, or the adapter is of another base.
@@ -45,26 +43,19 @@ def write_engine_model(config: "ModelConfig", to: Path, *, adapter: Path | None 
         # Beside the target, so that the last step is one rename within one file system.
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
             draft = Path(scratch) / folder.name
-            if source is not None and merge:
+            if source is not None:
                 checkpoint.merge(vlm, source, draft)
             else:
                 vlm.model.save_pretrained(draft)
                 vlm.processor.save_pretrained(draft)
             _published(vlm, draft)
-            if source is not None and not merge:
-                checkpoint.check_base(source, vlm)
-                shutil.copytree(source, draft / ADAPTER)
             if folder.exists():
                 folder.rmdir()
             draft.rename(folder)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error}); name a folder that can be written") from error
     dtype = str(vlm.dtype).removeprefix("torch.")
-    command = f"vllm serve {folder} --served-model-name {config.name} --dtype {dtype} --max-logprobs 20"
-    if source is None or merge:
-        return command
-    rank = json.loads((folder / ADAPTER / "adapter_config.json").read_text(encoding="utf-8")).get("r", 16)
-    return f"{command} --enable-lora --max-lora-rank {rank} --lora-modules {config.name}+lora={folder / ADAPTER}"
+    return f"vllm serve {folder} --served-model-name {config.name} --dtype {dtype} --max-logprobs 20"
 
 
 def _published(vlm: "VLM", folder: Path) -> None:

@@ -216,14 +216,10 @@ def _cell(sample: Sample) -> Image.Image:
 
 @dataclass(frozen=True)
 class Export:
-    """The task: write the model to the folder ``to``, as vLLM loads it.
-
-    A LoRA ``adapter`` is merged or, without ``merge``, next to it.
-    """
+    """The task: write the model to the folder ``to``, as vLLM loads it, with a LoRA ``adapter`` merged."""
 
     to: str | None = None
     adapter: str | None = None
-    merge: bool = True
 
     def __call__(self, run: Run) -> None:
         """Write the folder, and print where it is.
@@ -234,5 +230,5 @@ class Export:
         if self.to is None:
             raise UserError("task.to: has no value; give a new folder on the command line: task.to=<folder>")
         adapter = None if self.adapter is None else Path(self.adapter)
-        serve = write_engine_model(run.weights, Path(self.to), adapter=adapter, merge=self.merge)
+        serve = write_engine_model(run.weights, Path(self.to), adapter=adapter)
         say(f"model: {self.to}", f"serve it: {serve}")
