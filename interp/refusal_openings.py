@@ -88,7 +88,8 @@ def log_odds(log_probabilities: Float[np.ndarray, "row opening"]) -> Float[np.nd
 @dataclass(frozen=True)
 class Check:
     """How openings that were learned on other clusters do: ``auroc`` of the margin for the judge's verdict, and
-    ``coverage``, the share of refusals that begin with one. ``why`` says in a sentence why nothing is computed."""
+    ``coverage``, the share of refusals that begin with one. ``why`` says in a sentence why nothing is computed.
+    ``cut_off`` counts answers without a margin, because their thought was cut off."""
 
     kind: Kind
     auroc: float | None
@@ -96,6 +97,7 @@ class Check:
     refused: int
     answered: int
     why: str = ""
+    cut_off: int = 0
 
     @property
     def for_statistics(self) -> bool:
@@ -119,6 +121,8 @@ class Check:
             f"the margin of its {self.kind} tells refusals from answers with AUROC {self.auroc:.3f} and covers "
             f"{100 * self.coverage:.0f}% of {self.refused} refusals that it did not learn from"
         )
+        if self.cut_off:
+            measured += f"; {self.cut_off} answers have none, because their thoughts were cut off"
         if self.for_statistics:
             return measured
         needed = f"statistics need {SEPARATES:.2f} and {100 * COVERS:.0f}%"

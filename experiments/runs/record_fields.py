@@ -68,8 +68,9 @@ def answered(
     ``judgement`` is None if a refusal judge had nothing to read. ``published_verdict`` is the verdict of the published
     yes/no rule, None for refusal benchmarks. A margin that is not finite becomes null. ``margin_is`` says of a margin
     that replies only bound whether it is ``exact``, a ``bound`` or ``undecided`` (0 lies between the bounds).
-    ``verdict_step`` counts the tokens before the token that the margin is read at. ``interp.generation.Generation``
-    explains the other fields.
+    ``verdict_step`` counts the tokens before the token that the margin is read at. Of an answer in words,
+    ``answer_tokens`` are the first tokens and ``answer_prefix`` those of the thought before them.
+    ``interp.generation.Generation`` explains the other fields.
     """
 
     def of_row(name: str, default: Any = None) -> Any:
@@ -77,8 +78,9 @@ def answered(
         return default if rows is None else rows[index]
 
     margin, thought = float(generation.margins[index]), of_row("thoughts", "")
-    start = of_row("thought_tokens", 0) if thought else 0
-    begins = generation.token_ids[index][start : start + BEGINS] if sample.gold in ("comply", "refuse") else []
+    start = (of_row("verdict_steps") or of_row("thought_tokens", 0)) if thought else 0
+    tokens = [int(token) for token in generation.token_ids[index]] if sample.gold in ("comply", "refuse") else []
+    begins = tokens[start : start + BEGINS]
     unshifted, bounds = of_row("unshifted"), of_row("bounds")
     fields = {
         "sampled": generation.sampled,
@@ -88,8 +90,9 @@ def answered(
         "prompt": writable(of_row("prompts", "")),
         "reason": writable(of_row("reasons", "")),
         "thought": writable(thought),
-        "thought_tokens": start,
-        "answer_tokens": [int(token) for token in begins],
+        "thought_tokens": of_row("thought_tokens", 0) if thought else 0,
+        "answer_prefix": tokens[:start] if begins else [],
+        "answer_tokens": begins,
         "verdict_step": of_row("verdict_steps", 0),
     }
     return {

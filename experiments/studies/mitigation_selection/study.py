@@ -201,7 +201,8 @@ class _Choosing:
             self.answering.answer(methods, samples, file=CHOOSING, label=label)
             return
         for arm, method in methods.items():
-            margins = self.refusals.under(arm, method, [sample.id for sample in samples])
+            self.refusals.methods[arm] = method
+            margins = self.refusals.safety(arm, [sample.id for sample in samples])
             self._in_words.setdefault(arm, {}).update({case: value + self.zero for case, value in margins.items()})
 
     @contextmanager
