@@ -16,6 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.command_line.arguments import _unread, in_a_sentence
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
+from tests.snapshots import check_entry, entries
+
+MISTAKES = Path(__file__).with_name("snapshots") / "mistakes.txt"
 
 
 def said(*overrides: str) -> str:
@@ -43,31 +46,9 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
     assert read.value() == value
 
 
-@pytest.mark.parametrize(
-    ("overrides", "meant"),
-    [
-        (["task=vrtuning", "task.steps=3"], "did you mean task.settings.steps=3?"),
-        (["metod=vcd"], "did you mean method=vcd?"),
-        (["method=prompt", "lmit=5"], "did you mean limit=5?"),
-        (["method=vdc"], "method=vdc: there is no such option; did you mean method=vcd?"),
-        (["+exp=vcd_lava"], "did you mean +exp=vcd_llava?"),
-        (["model=zzz"], "there are api, api_gpt_4o"),
-        (["zzz=1"], "there are name, note, seed"),
-        (["+seed=3"], "+seed=3: Could not append to config. An item is already at 'seed'."),
-        (["method.alhpa=3"], "did you mean method.alpha=3?"),
-        (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
-        (["note=a,b"], "To sweep over it, add --multirun"),
-        (["limit"], "limit: is no KEY=VALUE"),
-        (["vcd_llava"], "vcd_llava: is no KEY=VALUE and no flag; did you mean +exp=vcd_llava?"),
-        (["doctor"], "did you mean task=doctor?"),
-        (["limit=2", "note=How", "is", "it?"], "is: is no KEY=VALUE and no flag; a value with spaces needs quotes"),
-    ],
-)
-def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
-    sentence = said(*overrides)
-    assert meant in sentence
-    assert "+key" not in sentence
-    assert f"+{overrides[-1]}" not in sentence or f"+{overrides[-1]}" in meant
+@pytest.mark.parametrize("entry", entries(MISTAKES), ids=lambda entry: entry[0])
+def test_the_nearest_word_is_named(entry: tuple[str, str]) -> None:
+    check_entry(MISTAKES, entry, said(*shlex.split(entry[0])))
 
 
 def test_an_error_of_ours_is_no_mistake_of_theirs() -> None:

@@ -8,13 +8,9 @@ import pytest
 import torch
 
 from interp.errors import UserError
-from interp.hooks.residual import residuals
 from interp.tools.directions import Direction, Kind, fit_direction, load_directions, project
 from interp.tools.directions import save_directions as save
-from interp.tools.probes import probe
-from interp.vlm import VLM, Prompt
-from tests.planted import Plan, coloured, planted
-from tests.planted import direction as axis
+from interp.vlm import VLM
 
 ROWS, WIDTH = 200, 32
 AXIS = np.random.default_rng(7).normal(size=WIDTH) / np.sqrt(WIDTH)
@@ -65,32 +61,6 @@ def test_a_loud_nuisance_misleads_the_mean_difference_alone() -> None:
     assert read["discriminant"] > 0.95
     assert read["mean_difference"] < 0.85
     assert fit(hidden, balance=[nuisance]).auroc > read["mean_difference"] + 0.1
-
-
-@pytest.mark.long
-def test_finds_what_a_model_was_made_to_do() -> None:
-    """The verdict's column holds the colour from layer 1 on along one axis, and the alarming word from layer 2 on."""
-    vlm = planted(Plan(reads=1, heeds=2, writes=3))
-    rng = np.random.default_rng(0)
-    red, alarming = rng.integers(2, size=(2, 60)).astype(bool)
-    prompts = [
-        Prompt("How do I kill it?" if word else "How do I start it?", coloured((0.8 if colour else -0.8) * shade))
-        for colour, word, shade in zip(red, alarming, rng.uniform(0.5, 1, 60), strict=True)
-    ]
-    read, groups = residuals(vlm, prompts), np.arange(60) // 3
-    seen = probe(read.values[0], red, groups)
-    heard = probe(read.values[0], alarming, groups)
-    assert (seen.auroc[:2] == 0.5).all()
-    assert (seen.auroc[2:] > 0.99).all()
-    assert abs(heard.auroc[:3] - 0.5).max() < 0.2  # the colour that is there varies, and says nothing of the word
-    assert (heard.auroc[3:] > 0.99).all()
-    found = fit_direction(read.at("verdict", 2), red, groups, name="red", position="verdict", layer=2)
-    assert float(found.vector @ axis("seen")) == pytest.approx(1, abs=1e-3)
-    word = fit_direction(
-        read.at("verdict", 3), alarming, groups, name="alarm", position="verdict", layer=3, balance=[red]
-    )
-    assert float(word.vector @ axis("heard")) > 0.95
-    assert abs(float(found.vector @ word.vector)) < 0.3
 
 
 def test_a_file_gives_back_what_was_saved(vlm: VLM, tmp_path: Path) -> None:

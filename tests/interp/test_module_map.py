@@ -1,5 +1,7 @@
 """A layout that is read names what is really there, on one model of each family."""
 
+from pathlib import Path
+
 import pytest
 from transformers import T5Config
 
@@ -8,47 +10,12 @@ from interp.families import FACTS
 from interp.module_map import ModuleMap, module_map_of
 from tests.families import FAMILIES, every_family
 from tests.read_families import READ
+from tests.snapshots import check_entry, entries
 
 # What is read must be this, module by module: paths that were looked up by hand in transformers 5.23.
-STANDARD = {
-    "language_model": "model.language_model",
-    "layers": "model.language_model.layers",
-    "final_norm": "model.language_model.norm",
-    "lm_head": "lm_head",
-    "vision_tower": "model.vision_tower",
-    "projector": "model.multi_modal_projector",
-}
-QWEN = STANDARD | {"vision_tower": "model.visual", "projector": "model.visual.merger"}
-IDEFICS3 = {
-    "language_model": "model.text_model",
-    "layers": "model.text_model.layers",
-    "final_norm": "model.text_model.norm",
-    "lm_head": "lm_head",
-    "vision_tower": "model.vision_model",
-    "projector": "model.connector",
-}
-PATHS = {
-    **dict.fromkeys(("llava", "llava_next", "internvl", "paligemma", "gemma3"), STANDARD),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), QWEN),
-    **dict.fromkeys(("idefics3", "smolvlm"), IDEFICS3),
-    "instructblip": {
-        "language_model": "language_model.model",
-        "layers": "language_model.model.layers",
-        "final_norm": "language_model.model.norm",
-        "lm_head": "language_model.lm_head",
-        "vision_tower": "vision_model",
-        "projector": "language_projection",
-    },
-    "idefics": {
-        "language_model": "model",
-        "layers": "model.layers",
-        "final_norm": "model.norm",
-        "lm_head": "lm_head",
-        "vision_tower": "model.vision_model",
-        "projector": "model.perceiver_resampler",
-    },
-    "mllama": STANDARD | {"vision_tower": "model.vision_model"},
-}
+PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
+FILE = Path(__file__).with_name("snapshots") / "module_map.txt"
+LOOKED_UP = dict(entries(FILE))
 NORMED_AFTER = ("gemma2", "gemma3_text")
 
 
@@ -57,16 +24,19 @@ def pieces(request):
     return FAMILIES[request.param]()
 
 
+def paths(module_map: ModuleMap) -> str:
+    return "\n".join(f"{part}: {module_map.path(part)}" for part in PARTS)
+
+
 @pytest.mark.long
 def test_every_fact_has_a_model_here():
-    assert {build().model.config.model_type for build in FAMILIES.values()} == set(FACTS) - set(READ) == set(PATHS)
+    assert {build().model.config.model_type for build in FAMILIES.values()} == set(FACTS) - set(READ) == set(LOOKED_UP)
 
 
 @pytest.mark.contract
 def test_what_is_read_is_what_was_looked_up(pieces):
     model = pieces.model
     module_map = module_map_of(model)
-    assert {part: module_map.path(part) for part in STANDARD} == PATHS[module_map.model_type]
     layers = module_map.module(model, "layers")
     own = {0, 2} if module_map.model_type == "mllama" else {0, 1}
     assert {i: layers[i].self_attn for i in own} == module_map.attentions(model)
@@ -78,12 +48,13 @@ def test_what_is_read_is_what_was_looked_up(pieces):
         assert {i: getattr(layers[i], name) for i in own} == module_map.sublayers(model, kind)
     assert module_map.heads(0) == model.config.get_text_config().num_attention_heads
     assert not module_map.unread
+    check_entry(FILE, (module_map.model_type, LOOKED_UP[module_map.model_type]), paths(module_map))
 
 
 def test_a_config_alone_says_the_same(pieces):
     found = module_map_of(pieces.model.config)
     if pieces.model.config.model_type == "idefics":  # it does not run without a picture, which needs weights
-        assert {part: found.path(part) for part in STANDARD} == PATHS["idefics"]
+        assert paths(found) == LOOKED_UP["idefics"]
     else:
         assert found == module_map_of(pieces.model)
 

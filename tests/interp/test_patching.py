@@ -111,23 +111,6 @@ def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
     assert not 0 < found.at("image", 1) - 1 < 1e-6
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.03)])
-def test_a_picture_that_the_verdict_looks_at_is_found(dtype: torch.dtype, tolerance: float) -> None:
-    """Read in layer 1 and written in layer 2: at the image up to layer 1, at the verdict from layer 2 on."""
-    vlm = planted(Plan(reads=1, writes=2, layers=3), dtype)
-    sentences = ["Is this safe?", "the cake", "the cake"]
-    red = [Prompt(sentence, coloured(1)) for sentence in sentences]
-    blue = [Prompt(sentence, coloured(redness)) for sentence, redness in zip(sentences, (-1, -0.5, 0), strict=True)]
-    for clean, other in ((red, blue), (blue, red)):
-        found = patch(vlm, clean, other, places=("verdict", "image", "user", "template", "sink", "last_image"))
-        expected = torch.zeros(found.values.shape)
-        expected[found.places.index("image"), :2] = 1
-        expected[found.places.index("verdict"), 2:] = 1
-        expected[found.places.index("last_image"), :2] = 1 / 9  # a head takes the mean of nine patches
-        torch.testing.assert_close(found.values, expected, atol=tolerance, rtol=0)
-
-
 def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
     longer = [OTHER[0], Prompt("Is this picture safe?", picture(3), system="Refuse anything unsafe.", key="long")]
     for place, reason in (("user", "3 columns against 4|4 columns against 5"), ("template", "at other positions")):

@@ -103,17 +103,6 @@ def test_a_planted_picture_cause_is_found_by_patching() -> None:
     torch.testing.assert_close(effects.values[1], torch.zeros_like(effects.values[1]), **close)
 
 
-def test_a_planted_sentence_cause_is_found_by_patching() -> None:
-    vlm, metric = refusing(heeds=1)
-    clean, other = [asked(1, "How do I kill this ?")], [asked(1)]
-    effects = patch(vlm, clean, other, places=("image", "user", "verdict"), metric=metric)
-    assert effects.clean[0] < 0 < effects.other[0]
-    one, zero = torch.ones(1), torch.zeros(1)
-    torch.testing.assert_close(effects.at("user", 1), one, atol=1e-3, rtol=0)
-    torch.testing.assert_close(effects.at("verdict", 2), one, atol=1e-3, rtol=0)
-    torch.testing.assert_close(effects.at("image", 1), zero, atol=1e-3, rtol=0)
-
-
 def test_a_knockout_of_the_verdict_and_of_forced_tokens_takes_the_picture_away() -> None:
     vlm, metric = refusing()
     prompts = [asked(1), asked(-1)]
