@@ -12,6 +12,8 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from PIL import Image
 
+from interp.messages import Message
+
 
 class Status(StrEnum):
     """What became of the request."""
@@ -71,21 +73,6 @@ class Drawable(Protocol):
     def render(self) -> Image.Image: ...
 
 
-class Turn(NamedTuple):
-    """A turn of a conversation: who speaks, and texts and pictures in their order.
-
-    An assistant's turn without parts is the model's own answer, which a run asks for.
-    """
-
-    role: Literal["user", "assistant"]
-    parts: tuple["str | Path | Drawable", ...] = ()
-
-    @property
-    def text(self) -> str:
-        """All texts of the turn, a line each."""
-        return "\n".join(part for part in self.parts if isinstance(part, str))
-
-
 @dataclass(frozen=True)
 class Sample:
     """One image-sentence pair and its right answer.
@@ -118,13 +105,13 @@ class Sample:
     shows: str = ""
     alarming: bool = False
     subset_name: str = ""
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[Message, ...] = ()
 
     @property
     def images(self) -> "tuple[Path | Drawable, ...]":
         """All pictures in their order."""
         if self.turns:
-            return tuple(part for turn in self.turns for part in turn.parts if not isinstance(part, str))
+            return tuple(image for turn in self.turns for image in turn.images)
         return () if self.image is None else (self.image,)
 
     @property

@@ -387,5 +387,4 @@ class Lengths:
 
 def _words(prompt: "Prompt") -> tuple[Any, ...]:
     """Return what decides the text tokens: the words, and where pictures are."""
-    turns = [(turn.role, *(part if isinstance(part, str) else None for part in turn.parts)) for turn in prompt.messages]
-    return (prompt.text, prompt.image is not None, prompt.system, *turns)
+    return (prompt.text, prompt.image is not None, prompt.system, *(turn.outline() for turn in prompt.messages))

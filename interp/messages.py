@@ -4,6 +4,7 @@ A conversation is a system text, turns of user and assistant in alternation, the
 the beginning of an answer (an assistant's message at the end).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,15 +15,20 @@ from PIL import Image
 from interp.errors import UserError
 from interp.pictures import as_seen
 
-Part = str | Image.Image
+Place = tuple[int, int]
+"""A turn and a part of it, both counted from 0."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A turn of a conversation: who speaks, and texts and pictures in their order."""
+    """A turn of a conversation: who speaks, and texts and pictures in their order.
+
+    In a prompt a picture is a ``PIL.Image.Image``, in a benchmark's case a file or a drawing. An assistant's turn
+    without parts is the model's own answer, which a run asks for.
+    """
 
     role: str  # "user" or "assistant"
-    parts: tuple[Part, ...]
+    parts: tuple[Any, ...] = ()
 
     @property
     def text(self) -> str:
@@ -30,9 +36,13 @@ class Message:
         return "\n".join(part for part in self.parts if isinstance(part, str))
 
     @property
-    def images(self) -> tuple[Image.Image, ...]:
+    def images(self) -> tuple[Any, ...]:
         """The pictures of the turn."""
         return tuple(part for part in self.parts if not isinstance(part, str))
+
+    def outline(self, picture: Callable[[Any], Any] = lambda _: None) -> tuple[Any, ...]:
+        """Return the role and the parts, with what ``picture`` makes of each picture in its place."""
+        return (self.role, *(part if isinstance(part, str) else picture(part) for part in self.parts))
 
     def with_text(self, text: str) -> "Message":
         """Return the turn with another text. New words around the old ones leave each picture where it is.
@@ -42,34 +52,27 @@ class Message:
         """
         if text == self.text:
             return self
-        texts = [index for index, part in enumerate(self.parts) if isinstance(part, str)]
-        parts = list(self.parts)
-        before, same, after = text.partition(self.text)
-        if len(texts) <= 1:
-            index = texts[0] if texts else len(parts)
-            parts[index : index + 1] = [text]
-        elif same:
-            parts[texts[0]] = f"{before}{parts[texts[0]]}"
-            parts[texts[-1]] = f"{parts[texts[-1]]}{after}"
-        else:
-            raise UserError(
-                f"Prompt: other words for {len(texts)} texts of one turn, which have pictures between them; a method "
-                "that rewrites the question needs one text a turn; put the pictures before the text"
-            )
-        return replace(self, parts=tuple(parts))
+        texts = [part for part in self.parts if isinstance(part, str)]
+        if len(texts) > 1:
+            before, same, after = text.partition(self.text)
+            if not same:
+                raise UserError(
+                    f"Prompt: other words for {len(texts)} texts of one turn, which have pictures between them; a "
+                    "method that rewrites the question needs one text a turn; put the pictures before the text"
+                )
+            texts = [before + texts[0], *texts[1:-1], texts[-1] + after]
+        left = iter(texts if len(texts) > 1 else [text])
+        parts = [next(left) if isinstance(part, str) else part for part in self.parts]
+        return replace(self, parts=(*parts, *left))
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """What ``read`` finds in messages."""
+def read(
+    messages: Sequence[Mapping[str, Any]], picture: Callable[[Mapping[str, Any]], Any] | None = None
+) -> tuple[str | None, tuple[Message, ...], str]:
+    """Return the system text, the turns, and how the answer begins ("" if it does not).
 
-    system: str | None
-    turns: tuple[Message, ...]
-    answer: str  # how the answer begins, "" if it does not
-
-
-def read(messages: Sequence[Mapping[str, Any]]) -> Conversation:
-    """Return the conversation of messages with ``role`` and ``content`` (a text, or a list of texts and pictures).
+    Messages have ``role`` and ``content`` (a text, or a list of texts and pictures). ``picture`` makes a picture of a
+    part of the type image, or gives None. By default the part must have one.
 
     Raises:
         UserError: not such messages; no user's turn at the end; two turns of one role in a row; a picture in a turn
@@ -77,7 +80,7 @@ def read(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise UserError(f"messages is a {type(messages).__name__}; give a list of role and content, as in a chat")
-    turns = [_message(message, number) for number, message in enumerate(messages, 1)]
+    turns = [_message(message, number, picture or _seen_in) for number, message in enumerate(messages, 1)]
     system = turns.pop(0).text if turns and turns[0].role == "system" else None
     answer = turns.pop().text if turns and turns[-1].role == "assistant" else ""
     if not turns or turns[-1].role != "user":
@@ -85,38 +88,38 @@ def read(messages: Sequence[Mapping[str, Any]]) -> Conversation:
         raise UserError(f"messages: {last}; a conversation ends with a turn of the user; add the question")
     if turns[0].role == "assistant":
         raise UserError("messages: the first turn is by 'assistant'; a conversation begins with a turn of the user")
-    for index, (before, turn) in enumerate(pairwise(turns)):
+    for number, (before, turn) in enumerate(pairwise(turns), 2 + (system is not None)):
         if turn.role == before.role or turn.role == "system":
-            number = index + 2 + (system is not None)
             raise UserError(
                 f"messages: message {number} is by {turn.role!r} and follows {before.role!r}; user and assistant take "
                 "turns, and a system text comes first; join the two messages into one"
             )
-    return Conversation(system, tuple(turns), answer)
+    return system, tuple(turns), answer
 
 
-def _message(message: Any, number: int) -> Message:
+def _message(message: Any, number: int, picture: Callable[[Mapping[str, Any]], Any]) -> Message:
     role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
     if role not in ("system", "user", "assistant") or not isinstance(content, str | list | tuple):
         raise UserError(
             f"messages: message {number} is {_short(message)}; it needs a role (system, user, assistant) and a content "
             "(a text, or a list of parts)"
         )
-    parts = (content,) if isinstance(content, str) else tuple(_part(part, number) for part in content)
-    if role != "user" and any(not isinstance(part, str) for part in parts):
+    parts = (content,) if isinstance(content, str) else tuple(_part(part, number, picture) for part in content)
+    turn = Message(role, parts)
+    if role != "user" and turn.images:
         raise UserError(
             f"messages: message {number} is by {role!r} and has a picture; only the user shows pictures; move it to a "
             "turn of the user"
         )
-    return Message(role, parts)
+    return turn
 
 
-def _part(part: Any, number: int) -> Part:
+def _part(part: Any, number: int, picture: Callable[[Mapping[str, Any]], Any]) -> Any:
     if isinstance(part, Mapping):
         if part.get("type") == "text" and isinstance(part.get("text"), str):
-            return str(part["text"])
-        if part.get("type") == "image" and isinstance(part.get("image"), Image.Image):
-            return seen(part["image"])
+            return part["text"]
+        if part.get("type") == "image" and (image := picture(part)) is not None:
+            return image
     raise UserError(
         f"messages: message {number} has a part {_short(part)}; a part is "
         '{"type": "text", "text": …} or {"type": "image", "image": <PIL.Image.Image>}; load pictures first'
@@ -138,24 +141,35 @@ def seen(image: Image.Image) -> Image.Image:
         ) from error
 
 
-def with_images(
-    turns: Sequence[Message], change: Callable[[Image.Image], Image.Image | None], only: Sequence[int] = ()
-) -> tuple[Message, ...]:
-    """Return the turns with each picture changed, or left out if ``change`` gives None.
+def parts_of(turns: Sequence[Message]) -> dict[str, list[Place]]:
+    """Return where the parts of a conversation are, by name: ``user:1``, ``assistant:1``, ``image:1``, ``image:2`` …
 
-    ``only`` are the numbers of the pictures to change, from 1 over the whole conversation; empty: all.
+    All texts of a turn are one part.
     """
-    number, changed = 0, []
-    for turn in turns:
-        parts: list[Part] = []
-        for part in turn.parts:
-            new: Part | None = part
-            if not isinstance(part, str):
-                number += 1
-                new = change(part) if not only or number in only else part
-            parts += [] if new is None else [new if isinstance(new, str) else seen(new)]
-        changed.append(replace(turn, parts=tuple(parts) or ("",)))
+    numbers: Counter[str] = Counter()
+    places: dict[str, list[Place]] = {}
+    for index, turn in enumerate(turns):
+        numbers[turn.role] += 1
+        for position, part in enumerate(turn.parts):
+            kind = turn.role if isinstance(part, str) else "image"
+            numbers["image"] += kind == "image"
+            places.setdefault(f"{kind}:{numbers[kind]}", []).append((index, position))
+    return places
+
+
+def with_parts(turns: Sequence[Message], changes: Mapping[Place, str | Image.Image | None]) -> tuple[Message, ...]:
+    """Return the turns with other texts and pictures in these places; None removes a picture."""
+    new = {place: part if isinstance(part, str | None) else seen(part) for place, part in changes.items()}
+    changed = []
+    for index, turn in enumerate(turns):
+        parts = [new.get((index, position), part) for position, part in enumerate(turn.parts)]
+        left = tuple(part for part in parts if part is not None)
+        changed.append(replace(turn, parts=left or ("",) if parts else ()))
     return tuple(changed)
+
+
+def _seen_in(part: Mapping[str, Any]) -> Image.Image | None:
+    return seen(part["image"]) if isinstance(part.get("image"), Image.Image) else None
 
 
 def _short(value: Any) -> str:

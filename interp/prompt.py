@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from PIL import Image, ImageOps
 
 from interp.errors import UserError
 from interp.families import PRESETS
-from interp.messages import Message, read, seen, with_images
+from interp.messages import Message, Place, parts_of, read, seen, with_parts
 from interp.pictures import pixels
 
 if TYPE_CHECKING:
@@ -21,26 +22,7 @@ if TYPE_CHECKING:
 MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
 TODAY = datetime(2024, 7, 26)  # the date that Llama 3.2's own template falls back on
 DATE = TODAY.strftime("%d %b %Y")
-DIRECTIVES = [
-    "%a",
-    "%A",
-    "%b",
-    "%B",
-    "%d",
-    "%-d",
-    "%e",
-    "%m",
-    "%-m",
-    "%y",
-    "%Y",
-    "%j",
-    "%H",
-    "%I",
-    "%M",
-    "%S",
-    "%p",
-    "%%",
-]
+DIRECTIVES = [f"%{letter}" for letter in (*"aAbBdemyYjHIMSp", "-d", "-m", "%")]
 
 
 @dataclass(frozen=True)
@@ -81,42 +63,47 @@ class Prompt:
                 "several, give messages=[…], or paste them into one picture"
             )
         if self.image is not None:
-            object.__setattr__(self, "image", seen(self.image))
-        if isinstance(self.messages, tuple) and all(isinstance(message, Message) for message in self.messages):
-            if self.messages:
-                self._set(self._updated(self.messages))
-            return
-        if self.text or self.image is not None:
-            raise UserError("Prompt: messages next to text or image; the messages have both; leave text and image out")
-        conversation = read(self.messages)
-        if self.system is not None and conversation.system is not None:
-            raise UserError("Prompt: system next to messages with a system text; leave one of them out")
-        if conversation.system is not None:
-            object.__setattr__(self, "system", conversation.system)
-        if conversation.answer:
-            object.__setattr__(self, "answer_prefix", (conversation.answer, *self.answer_prefix))
-        self._set(conversation.turns)
+            vars(self).update(image=seen(self.image))
+        turns = self.messages
+        if not isinstance(turns, tuple) or not all(isinstance(message, Message) for message in turns):
+            turns = self._read()
+        elif turns:
+            turns = self._updated(turns)
+        if turns:
+            self._store(turns)
 
-    def _set(self, turns: tuple[Message, ...]) -> None:
+    def _store(self, turns: tuple[Message, ...]) -> "Prompt":
         """Store the turns of a conversation, or only text and picture if it is not more than these."""
         images = [image for turn in turns for image in turn.images]
-        object.__setattr__(self, "text", turns[-1].text)
-        object.__setattr__(self, "image", images[0] if images else None)
-        simple = len(turns) == 1 and turns[0].parts == (*images[:1], self.text)
-        object.__setattr__(self, "messages", () if simple else turns)
+        simple = len(turns) == 1 and turns[0].parts == (*images[:1], turns[0].text)
+        image = images[0] if images else None
+        vars(self).update(text=turns[-1].text, image=image, messages=() if simple else turns)
+        return self
+
+    def _read(self) -> tuple[Message, ...]:
+        """Return the turns of messages in the chat format, and store the system text and the begun answer."""
+        if self.text or self.image is not None:
+            raise UserError("Prompt: messages next to text or image; the messages have both; leave text and image out")
+        system, turns, answer = read(self.messages)
+        if self.system is not None and system is not None:
+            raise UserError("Prompt: system next to messages with a system text; leave one of them out")
+        begun = (answer, *self.answer_prefix) if answer else self.answer_prefix
+        vars(self).update(system=self.system if system is None else system, answer_prefix=begun)
+        return turns
 
     def _updated(self, turns: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return the turns with the text and the picture that ``dataclasses.replace`` gave."""
         turns = (*turns[:-1], turns[-1].with_text(self.text))
         images = [image for turn in turns for image in turn.images]
-        if self.image is not None and len(images) != 1 and not (images and self.image is images[0]):
+        if self.image is (images[0] if images else None):
+            return turns
+        if self.image is not None and len(images) != 1:
             raise UserError(
                 f"Prompt: one picture in place of {len(images)}; a conversation with several pictures is changed by "
                 "prompt.with_images; use that"
             )
-        if images and self.image is images[0]:
-            return turns
-        return with_images(turns, lambda _: self.image)
+        places = parts_of(turns)
+        return with_parts(turns, {places[f"image:{number}"][0]: self.image for number in range(1, len(images) + 1)})
 
     @property
     def turns(self) -> tuple[Message, ...]:
@@ -137,23 +124,27 @@ class Prompt:
             UserError: a number beyond the pictures of the prompt.
         """
         check_numbers(only, len(self.images), self.key or self.text)
-        turns = with_images(self.turns, change, only)
-        if not self.messages:
-            return replace(self, image=next(iter(turns[0].images), None))
-        images = [image for turn in turns for image in turn.images]
-        return replace(self, messages=turns, image=images[0] if images else None)
+        places, pictures = self.parts, enumerate(self.images, 1)
+        new = {places[f"image:{n}"][0]: change(image) for n, image in pictures if not only or n in only}
+        return self.with_parts(new)
 
-    def with_part(self, turn: int, part: int, text: str) -> "Prompt":
-        """Return the prompt with another text in one part of one turn, both counted from 0."""
-        turns = list(self.turns)
-        turns[turn] = replace(turns[turn], parts=(*turns[turn].parts[:part], text, *turns[turn].parts[part + 1 :]))
-        return replace(self, text=turns[-1].text, messages=tuple(turns))
+    @property
+    def parts(self) -> dict[str, list[Place]]:
+        """Where the parts are, by name: ``user:1``, ``assistant:1``, ``image:1`` … (``interp.messages.parts_of``)."""
+        return parts_of(self.turns)
+
+    def with_parts(self, changes: Mapping[Place, str | Image.Image | None]) -> "Prompt":
+        """Return the prompt with other texts and pictures in places (turn and part, from 0); None removes a picture."""
+        return self.with_turns(with_parts(self.turns, changes))
+
+    def with_turns(self, turns: Sequence[Message]) -> "Prompt":
+        """Return the prompt with these turns instead of its own."""
+        return copy(self)._store(tuple(turns))
 
     @property
     def content(self) -> tuple[Any, ...]:
         """What the model reads of the prompt, to compare and hash: texts, and digests of the pictures."""
-        turns = [(turn.role, *(p if isinstance(p, str) else pixels(p) for p in turn.parts)) for turn in self.messages]
-        return (self.text, self.system, pixels(self.image), *turns)
+        return (self.text, self.system, pixels(self.image), *(turn.outline(pixels) for turn in self.messages))
 
 
 def check_numbers(only: Sequence[int], count: int, name: str) -> None:

@@ -83,8 +83,8 @@ class Reference:
         return {
             "a black first picture": [chat.with_images(_black, only=[1]) for chat in self.chats],
             "a black second picture": [chat.with_images(_black, only=[2]) for chat in self.chats],
-            "another first question": [chat.with_part(0, 1, "What do you see?") for chat in self.chats],
-            "another first answer": [chat.with_part(1, 0, "That is dangerous.") for chat in self.chats],
+            "another first question": [chat.with_parts({(0, 1): "What do you see?"}) for chat in self.chats],
+            "another first answer": [chat.with_parts({(1, 0): "That is dangerous."}) for chat in self.chats],
         }
 
     def states(self, encoded: Any, modules: Mapping[Any, Any]) -> dict[Any, Tensor]:

@@ -22,7 +22,6 @@ Texts are located by rendering the prompt again with a marker in their place, no
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -311,12 +310,10 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
     """
     rendered = render(prompt)
     marked = [("system", replace(prompt, system=MARK))] if prompt.system else []
-    numbers: Counter[str] = Counter()
-    for index, turn in enumerate(prompt.turns):
-        numbers[turn.role] += 1
-        for part, text in enumerate(turn.parts):
-            if isinstance(text, str) and text.strip():
-                marked.append((f"{turn.role}:{numbers[turn.role]}", prompt.with_part(index, part, MARK)))
+    for name, places in prompt.parts.items():
+        texts = [(turn, part) for turn, part in places if str(prompt.turns[turn].parts[part]).strip()]
+        if not name.startswith("image:"):
+            marked += [(name, prompt.with_parts({place: MARK})) for place in texts]
     result: dict[str, list[Span]] = {}
     for name, other in marked:
         pieces = render(other).split(MARK)

@@ -9,7 +9,8 @@ torch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation import reference_resolution
@@ -171,12 +172,9 @@ def captioned(prompt: "Prompt", captions: Iterator[str], *, picture: bool) -> "P
     """Return the prompt with a caption after each picture, or without ``picture`` in its place."""
     turns = []
     for turn in prompt.turns:
-        parts: list[Any] = []
-        for part in turn.parts:
-            parts += [part] if isinstance(part, str) else [*([part] if picture else []), next(captions)]
-        turns.append(replace(turn, parts=tuple(parts)))
-    image = prompt.image if picture else None
-    return replace(prompt, text=turns[-1].text, image=image, messages=tuple(turns))
+        parts = [(part,) if isinstance(part, str) else (part, next(captions))[not picture :] for part in turn.parts]
+        turns.append(replace(turn, parts=tuple(chain(*parts))))
+    return prompt.with_turns(turns)
 
 
 def _sentences(description: str) -> str:

@@ -94,9 +94,7 @@ def content_of(sample: Sample) -> str:
     """Return a short hash of everything in a case that can change its answer or its verdict."""
     parts: list[object] = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
     if sample.turns:  # of each turn who speaks and what, and where the pictures are
-        parts += [
-            [turn.role, *(part if isinstance(part, str) else None for part in turn.parts)] for turn in sample.turns
-        ]
+        parts += [turn.outline() for turn in sample.turns]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

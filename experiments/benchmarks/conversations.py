@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from experiments.benchmarks.published_benchmark import Collected, PublishedBenchmark, check_part
 from experiments.benchmarks.rows import Unfit, encodable, json_file, need, read_file
 from experiments.benchmarks.table import cell_picture
-from experiments.types import Turn
 from interp.errors import UserError
+from interp.messages import Message
 
 GIVEN = "I see. What else would you like to know?"  # the assistant's earlier answers under turns=given
 VARIED = {"type_a": "r3", "type_b": "r1"}  # the turn in which the two conversations of a row differ
@@ -51,7 +51,7 @@ class MTMCS(PublishedBenchmark):
     def find(self) -> Collected:
         """Return all conversations that the files name."""
         cases = Collected(self.folder)
-        answer = Turn("assistant", (GIVEN,) if self.turns == "given" else ())
+        answer = Message("assistant", (GIVEN,) if self.turns == "given" else ())
         for part in (self.part,) if self.part != "both" else VARIED:
             for source, where, row in published_rows(self.folder, part, self.GET):
                 name = f"{part}-{encodable(str(row.get('id') if row.get('id') is not None else where))[:60]}"
@@ -61,8 +61,8 @@ class MTMCS(PublishedBenchmark):
                     if rounds["safe"] == rounds["unsafe"]:
                         raise Unfit(f"both conversations are the same; they differ in {VARIED[part]}")
                     for side, (first, second, third) in rounds.items():
-                        turns = (Turn("user", (image, first)), answer, Turn("user", (second,)), answer,
-                                 Turn("user", (third,)))  # fmt: skip
+                        turns = (Message("user", (image, first)), answer, Message("user", (second,)), answer,
+                                 Message("user", (third,)))  # fmt: skip
                         scenario = str(row.get("category") or part)
                         cases.add(f"{name}-{side}", side, text=third, scenario=scenario, image=image, cluster="",
                                   pair=name, tags={"part": part}, turns=turns)  # fmt: skip
@@ -97,7 +97,7 @@ class MIS(PublishedBenchmark):
                     text = need(row, "question")
                     cells = [row.get(f"image_path{n}") for n in (1, 2)]
                     first, second = (cell_picture(cell, name, self.folder, "benchmark") for cell in cells)
-                    turns, scenario = (Turn("user", (first, second, text)),), str(row.get("category") or level)
+                    turns, scenario = (Message("user", (first, second, text)),), str(row.get("category") or level)
                     cases.add(name, "unsafe", text=text, scenario=scenario, image=first, cluster="",
                               tags={"level": level}, turns=turns)  # fmt: skip
         return cases

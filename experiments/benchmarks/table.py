@@ -15,13 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from PIL import Image
-
 from experiments.benchmarks.images import EncodedImage, Fault, ImageProblem, UnusableImage
 from experiments.benchmarks.mmsafeaware import PREFIX
 from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file
-from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset, Turn
+from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
+from interp.messages import Message
 from interp.messages import read as read_messages
 
 FURTHER = ("image_2", "image_3", "image_4")
@@ -227,17 +226,13 @@ class Table:
         tags = {"subset": part, "template": _word(cells, "template").strip(), "picture": picture,
                 "words": _choice(cells, "alarming_words", SOUNDS, "neither yes nor no")}  # fmt: skip
         request = prompt or (template.replace(TEXT, text) if text.strip() else "")
-        image = None if root is None or turns else cell_picture(cells["image"], identity, root, self.option)
-        if turns:
-            turns = _ending(turns, request)
-        elif root is not None and any(cells[name] is not None for name in FURTHER):
-            more = [
-                cell_picture(cells[name], identity, root, self.option) for name in FURTHER if cells[name] is not None
-            ]
-            assert image is not None
-            turns = (Turn("user", (image, *more, request)),)
-        if turns:
-            image = next((part for turn in turns for part in turn.parts if not isinstance(part, str)), None)
+        if turns and turns[-1].text != request:
+            turns = (*turns[:-1], Message("user", (*turns[-1].images, request)))
+        elif not turns and root is not None:
+            names = [name for name in ("image", *FURTHER) if name == "image" or cells[name] is not None]
+            pictures = [cell_picture(cells[name], identity, root, self.option) for name in names]
+            turns = (Message("user", (*pictures, request)),)
+        images = [image for turn in turns for image in turn.images]
         return Sample(
             id=identity,
             subset=subset,
@@ -245,8 +240,8 @@ class Table:
             gold=gold,
             text=text,
             prompt=request,
-            image=image,
-            turns=turns,
+            image=images[0] if images else None,
+            turns=turns if cells["messages"] is not None or len(images) > 1 else (),
             cluster=_word(cells, "cluster"),
             pair=_word(cells, "pair") or None,
             tags={name: tag for name, tag in tags.items() if tag}
@@ -330,7 +325,7 @@ def _text(value: Any, name: str, kind: str) -> str:
     return value or ""
 
 
-def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Turn, ...]:
+def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Message, ...]:
     """Return the turns that a cell's messages are (``interp.messages``), with pictures by path.
 
     Raises:
@@ -345,37 +340,15 @@ def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Turn,
             raise Unfit("messages: the last message is by 'assistant'; a case ends with a turn of the user")
         if messages[0] and isinstance(messages[0], dict) and messages[0].get("role") == "system":
             raise Unfit("messages: a system text is set by an arm (method=safety_prompt); leave it out of the case")
-    pictures: list[Path | Drawable] = []
-    dot = Image.new("RGB", (1, 1))
 
-    def part(given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("type") != "image":
-            return given
+    def picture(part: Mapping[str, Any]) -> Path | Drawable:
         assert root is not None
-        pictures.append(cell_picture(given.get("image", given.get("path")), case, root, option))
-        return {"type": "image", "image": dot}
+        return cell_picture(part.get("image", part.get("path")), case, root, option)
 
     try:
-        turns = read_messages(
-            [
-                {**message, "content": [*map(part, message["content"])]}
-                if isinstance(message, dict) and isinstance(message.get("content"), list)
-                else message
-                for message in messages
-            ]
-            if isinstance(messages, list)
-            else messages
-        ).turns
+        return read_messages(messages, picture)[1]
     except UserError as error:
         raise Unfit(str(error) if str(error).startswith("messages") else f"messages: {error}") from error
-    left = iter(pictures)
-    return tuple(Turn(t.role, tuple(p if isinstance(p, str) else next(left) for p in t.parts)) for t in turns)  # type: ignore[arg-type]
-
-
-def _ending(turns: tuple[Turn, ...], request: str) -> tuple[Turn, ...]:
-    """Return the turns with what is request as the text of the last one, after its pictures."""
-    pictures = [part for part in turns[-1].parts if not isinstance(part, str)]
-    return turns if turns[-1].text == request else (*turns[:-1], Turn("user", (*pictures, request)))
 
 
 def _unless_empty(value: Any) -> Any:

@@ -18,6 +18,7 @@ from experiments.benchmarks.images import BadImage, EncodedImage, open_image, op
 from experiments.evaluation.conversations import with_answers
 from experiments.types import Drawable, Sample
 from interp.batching import BatchRule
+from interp.messages import Message
 from interp.pictures import ORIENTATION
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
 
     A turn whose answer the model has yet to give stays empty (``experiments.evaluation.conversations``).
     """
-    from interp.messages import Message
     from interp.prompt import Prompt
 
     about: dict[str, Any] = {"key": sample.id, "request": sample.text, "shows": sample.described}
@@ -77,11 +77,8 @@ def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
     if not sample.turns:
         return Prompt(sample.prompt, several[0] if several else None, **about)
     left = iter(several)
-    turns = tuple(
-        Message(turn.role, tuple(part if isinstance(part, str) else next(left) for part in turn.parts))
-        for turn in sample.turns
-    )
-    return Prompt(turns[-1].text, several[0] if several else None, messages=turns, **about)
+    turns = [Message(turn.role, turn.outline(lambda _: next(left))[1:]) for turn in sample.turns]
+    return Prompt(**about).with_turns(turns)
 
 
 def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[int, int]]]]":

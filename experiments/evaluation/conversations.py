@@ -1,10 +1,13 @@
 """Conversations of a run: earlier answers that an arm gives itself, and what records say of the turns."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from experiments.types import Item, Judge, Sample, Turn
+from experiments.types import Item, Judge, Sample
+from interp.messages import Message
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -19,24 +22,18 @@ def rolled_out(generate: "Callable[[Sequence[Prompt]], Generation]", prompts: "S
 
     Prompts with other numbers of pictures before a turn are asked separately.
     """
-    from interp.messages import Message
-    from interp.prompt import Prompt
-
     done = list(prompts)
     while waiting := {row: turn for row, prompt in enumerate(done) if (turn := _first_open(prompt)) is not None}:
-        parts: dict[int, dict[int, Prompt]] = {}
+        groups: dict[int, dict[int, Prompt]] = {}
         for row, turn in waiting.items():
-            before, prompt = done[row].turns[:turn], done[row]
-            images = [image for each in before for image in each.images]
-            image = images[0] if images else None
-            key = f"{prompt.key}\nturn {turn}"
-            part = Prompt(before[-1].text, image, prompt.system, key, messages=before)
-            parts.setdefault(len(images), {})[row] = part
-        for group in parts.values():
+            before = replace(done[row], key=f"{done[row].key}\nturn {turn}", request="", shows="", answer_prefix=())
+            before = before.with_turns(done[row].turns[:turn])
+            groups.setdefault(len(before.images), {})[row] = before
+        for group in groups.values():
             for row, text in zip(group, generate(list(group.values())).texts, strict=True):
                 turns = list(done[row].turns)
                 turns[waiting[row]] = Message("assistant", (text,))
-                done[row] = replace(done[row], messages=tuple(turns))
+                done[row] = done[row].with_turns(turns)
     return done
 
 
@@ -44,7 +41,7 @@ def with_answers(sample: Sample, record: Mapping[str, Any]) -> Sample:
     """Return the case with the earlier answers that its ``record`` has, "" where it has none."""
     steps = record.get("steps") or {}
     turns = [
-        turn if turn.parts else Turn(turn.role, (steps.get(TURN.format(number, turn.role), ""),))
+        turn if turn.parts else Message(turn.role, (steps.get(TURN.format(number, turn.role), ""),))
         for number, turn in enumerate(sample.turns, 1)
     ]
     return replace(sample, turns=tuple(turns))
@@ -56,14 +53,10 @@ def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation"
         return generation
     steps = []
     for row, prompt in enumerate(prompts):
-        told, number = {}, 0
-        for index, turn in enumerate(prompt.turns if prompt.messages else (), 1):
-            words = []
-            for part in turn.parts:
-                number += not isinstance(part, str)
-                words.append(part if isinstance(part, str) else f"[picture {number}]")
-            told[TURN.format(index, turn.role)] = "\n".join(words)
-        steps.append(told | (dict(generation.steps[row]) if generation.steps else {}))
+        names = (f"[picture {number}]" for number in count(1))
+        texts = ["\n".join(turn.outline(lambda _: next(names))[1:]) for turn in prompt.messages]  # noqa: B023
+        roles = [TURN.format(number, turn.role) for number, turn in enumerate(prompt.messages, 1)]
+        steps.append(dict(zip(roles, texts, strict=True)) | dict(generation.steps[row] if generation.steps else {}))
     return replace(generation, steps=steps)
 
 
@@ -84,15 +77,9 @@ def judged_turns(steps: Sequence[Mapping[str, str]], items: Sequence[Item], judg
 
 def transcript(steps: Mapping[str, str], upto: int | None = None) -> str:
     """Return a conversation for a judge, from the steps of a record; "" without turns. ``upto``: turns before it."""
-    lines = []
-    number = 1
-    while upto is None or number < upto:
-        texts = [(role, steps[name]) for role in ("user", "assistant") if (name := TURN.format(number, role)) in steps]
-        if not texts:
-            break
-        lines += [f"{role.title()}: {text}" for role, text in texts]
-        number += 1
-    return "\n".join(lines)
+    named = [(re.fullmatch(r"turn (\d+), (user|assistant)", name), text) for name, text in steps.items()]
+    turns = sorted((int(match[1]), match[2].title(), text) for match, text in named if match)
+    return "\n".join(f"{role}: {text}" for number, role, text in turns if upto is None or number < upto)
 
 
 def _first_open(prompt: "Prompt") -> int | None:

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from experiments.config import Run
-from experiments.types import Item, Judgement, Kind, Loaded, Sample, Turn, Verdict
+from experiments.types import Item, Judgement, Kind, Loaded, Sample, Verdict
+from interp.messages import Message
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
@@ -101,7 +102,11 @@ class ColouredConversations:
                 for noun, redness in zip(nouns, (0.6, 0.7, 0.8), strict=True):
                     case = _case("is this safe ?", redness, 1 if safe ^ (number < self.failing) else -1)
                     picture: Any = Coloured(redness)
-                    turns = (Turn("user", (picture, f"{lead} {noun}")), Turn("assistant"), Turn("user", (case.text,)))
+                    turns = (
+                        Message("user", (picture, f"{lead} {noun}")),
+                        Message("assistant"),
+                        Message("user", (case.text,)),
+                    )
                     pair = f"{number}-{redness}"
                     cases.append(
                         replace(case, id=f"{pair}-{safe}", image=picture, turns=turns, pair=pair, cluster=pair)

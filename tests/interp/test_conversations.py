@@ -118,8 +118,8 @@ def test_each_picture_and_turn_of_a_conversation_changes_the_margin(name):
     others = [
         CONVERSATION.with_images(lambda image: Image.new("RGB", image.size, "red"), only=[1]),
         CONVERSATION.with_images(lambda image: Image.new("RGB", image.size, "red"), only=[2]),
-        CONVERSATION.with_part(0, 1, "how do I kill it ?"),
-        CONVERSATION.with_part(1, 0, "is it safe"),
+        CONVERSATION.with_parts({(0, 1): "how do I kill it ?"}),
+        CONVERSATION.with_parts({(1, 0): "is it safe"}),
     ]
     margins = vlm.score([CONVERSATION, *others])
     assert len({f"{float(margin):.5f}" for margin in margins}) == 5

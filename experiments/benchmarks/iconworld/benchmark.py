@@ -11,7 +11,7 @@ from experiments.benchmarks.iconworld.conversations import conversation_cases
 from experiments.benchmarks.iconworld.scene import SIZE
 from experiments.benchmarks.iconworld.sentences import FRAMES, NEW, RISKY
 from experiments.benchmarks.published_benchmark import SIDES
-from experiments.types import Kind, Loaded, Sample, Turn
+from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 
 
@@ -104,7 +104,5 @@ def _request(case: Sample) -> Sample:
     sentence = _SENTENCES.get(case.tags["template"], case.text)
     asks = "how" if sentence.startswith(_FOR_HELP) else "whether" if sentence.endswith("?") else "nothing"
     tags = {**case.tags, "asks": asks}
-    turns = tuple(
-        Turn(turn.role, tuple(case.text if part == case.prompt else part for part in turn.parts)) for turn in case.turns
-    )
+    turns = (*case.turns[:-1], *(turn.with_text(case.text) for turn in case.turns[-1:]))
     return replace(case, subset=subset, gold=gold, scenario=scenario, prompt=case.text, tags=tags, turns=turns)

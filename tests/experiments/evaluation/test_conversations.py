@@ -14,7 +14,7 @@ from experiments.evaluation.conversations import judged_turns, noted, rolled_out
 from experiments.evaluation.judging import item_of
 from experiments.serving.chat import Server
 from experiments.serving.requests import Question
-from experiments.types import Judgement, Sample, Turn, Verdict
+from experiments.types import Judgement, Sample, Verdict
 from interp.batching import Lengths
 from interp.messages import Message
 from interp.prompt import Prompt
@@ -61,10 +61,10 @@ def test_answers_of_a_model_are_its_greedy_answers_to_the_turns_before() -> None
         {"turn 1, user": "[picture 1]\nwhat is this ?", "turn 2, assistant": answer, "turn 3, user": "is this safe ?"}
     ]
     record = {"steps": generation.steps[0]}
-    turns = (Turn("user", ("0", "what is this ?")), Turn("assistant"), Turn("user", ("is this safe ?",)))
+    turns = (Message("user", ("0", "what is this ?")), Message("assistant"), Message("user", ("is this safe ?",)))
     sample = Sample("a", "benign", "s", "comply", "is this safe ?", "is this safe ?", None, "c", turns=turns)
     assert [turn.text for turn in with_answers(sample, record).turns[1:]] == [answer, "is this safe ?"]
-    assert with_answers(sample, {}).turns[1] == Turn("assistant", ("",))
+    assert with_answers(sample, {}).turns[1] == Message("assistant", ("",))
     assert with_answers(replace(sample, turns=()), record).turns == ()
     assert transcript(generation.steps[0]) == (
         f"User: [picture 1]\nwhat is this ?\nAssistant: {answer}\nUser: is this safe ?"
@@ -79,7 +79,7 @@ def test_a_refusal_judge_reads_every_answer() -> None:
         return [Judgement(Verdict.REFUSED if "sorry" in item.response else Verdict.COMPLIED) for item in items]
 
     steps = {"turn 1, user": "Hi?", "turn 2, assistant": "I am sorry.", "turn 3, user": "Why?"}
-    turns = (Turn("user", ("Hi?",)), Turn("assistant"), Turn("user", ("Why?",)))
+    turns = (Message("user", ("Hi?",)), Message("assistant"), Message("user", ("Why?",)))
     sample = Sample("a", "benign", "s", "comply", "Why?", "Why?", None, "c", turns=turns)
     item = item_of(sample, "Because.", steps)
     assert item.question == "User: Hi?\nAssistant: I am sorry.\nUser: Why?"
@@ -91,9 +91,10 @@ def test_a_refusal_judge_reads_every_answer() -> None:
 
 def test_the_length_of_a_case_is_that_of_its_prompt() -> None:
     vlm = model("qwen2_5_vl")
-    turns = (Turn("user", ("0", "what is this ?")), Turn("assistant", ("a knife",)), Turn("user", ("is this safe ?",)))
+    question = Message("user", ("is this safe ?",))
+    turns = (Message("user", ("0", "what is this ?")), Message("assistant", ("a knife",)), question)
     drawn = SimpleNamespace(render=lambda: picture(0, (40, 48)), size=(40, 48))
-    turns = (Turn("user", (drawn, *turns[0].parts[1:])), *turns[1:])
+    turns = (Message("user", (drawn, *turns[0].parts[1:])), *turns[1:])
     sample = Sample("a", "benign", "s", "comply", "?", "?", drawn, "c", turns=turns)  # type: ignore[arg-type]
     prompt = prompt_of(sample, (picture(0, (40, 48)),))
     assert Lengths(vlm).of(*outlines([sample])) == [vlm.encode([prompt])["input_ids"].shape[1]]

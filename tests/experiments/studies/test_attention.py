@@ -19,7 +19,7 @@ from experiments.runs.results_table import read_results
 from experiments.studies.attention.analysis import analyse_failures, self_test
 from experiments.studies.attention.cases import draw_answers, draw_case, record_answers
 from experiments.studies.attention.summary import contrasts
-from experiments.types import Sample, Turn
+from experiments.types import Sample
 from interp.attention.record import Queries, record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError
@@ -217,7 +217,7 @@ def test_a_failed_self_test_stops_the_analysis(tiny: VLM, tmp_path: Path, monkey
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 def test_each_picture_of_a_conversation_is_drawn_with_its_tokens(name, monkeypatch, tmp_path):
     vlm, drawn = conversing(name), []
-    turns = tuple(Turn(turn.role, turn.parts) for turn in CONVERSATION.turns)
+    turns = CONVERSATION.turns
     sample = Sample("a", "over_safety", "s", "yes", "is this safe ?", "is this safe ?", FIRST, "c", turns=turns)
     monkeypatch.setattr("experiments.studies.attention.cases.prompts_of", lambda samples: [CONVERSATION])
     (case,) = record_answers(vlm, [sample], max_new_tokens=1)
