@@ -66,17 +66,25 @@ class Word:
 
 @dataclass(frozen=True)
 class RowSegments:
-    """One prompt of the batch: segment and token id by column, the question's words, the image's patch grids.
+    """One prompt of the batch: part and token id by column, the question's words, the image's patch grids.
 
-    ``imageless`` is the error message for families without image tokens; "" for the others.
+    ``parts`` are the finest names of the columns. The part ``last`` is the question. ``imageless`` is the error message
+    for families without image tokens; "" for the others.
     """
 
-    labels: tuple[str, ...]
+    parts: tuple[str, ...]
     input_ids: tuple[int, ...]
     words: tuple[Word, ...]
     grids: tuple[PatchGrid, ...]
     imageless: str = ""
-    parts: tuple[str, ...] = ()
+    last: str = "user:1"
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The segments of the columns."""
+        coarse = {part: IMAGE if part.startswith("image") else "earlier" for part in self.parts if PART.fullmatch(part)}
+        coarse[self.last] = "user"
+        return tuple(coarse.get(part, part) for part in self.parts)
 
     @property
     def conversation(self) -> bool:
@@ -88,6 +96,11 @@ class RowSegments:
         """The finest names of the columns: parts in a conversation, else segments."""
         return self.parts if self.conversation else self.labels
 
+    def named(self, name: str) -> list[bool]:
+        """Return for each column whether it belongs to a segment, a group or a part."""
+        name = GROUPS.get(name, name)
+        return [name in both for both in zip(self.parts, self.labels, strict=True)]
+
     def columns(self, segment: str) -> list[int]:
         """Return the columns of a segment, a group or a part.
 
@@ -95,14 +108,12 @@ class RowSegments:
             UserError: an unknown name, a part that the prompt does not have, or the image of a family without image
                 tokens.
         """
-        segment = GROUPS.get(segment, segment)
-        labels = self.parts if PART.fullmatch(segment) else self.labels
         if segment.startswith("image") and self.imageless:
             raise UserError(self.imageless)
-        if segment not in (labels if labels is self.parts else CODES):
+        if segment not in (*CODES, *GROUPS, *self.parts):
             earlier = (*CODES, *GROUPS, *(part for part in dict.fromkeys(self.parts) if PART.fullmatch(part)))
             raise UserError(f"no segment '{segment}'; known: {', '.join(earlier)}")
-        return [column for column, label in enumerate(labels) if label == segment]
+        return [column for column, inside in enumerate(self.named(segment)) if inside]
 
 
 Finder = Callable[[RowSegments], Sequence[int]]
@@ -126,23 +137,25 @@ class Segments:
         return torch.tensor([row.input_ids for row in self.rows])
 
     @cached_property
-    def codes(self) -> Int[Tensor, "row column"]:
-        """Each token's index into ``SEGMENTS``."""
-        return torch.tensor([[CODES.index(label) for label in row.labels] for row in self.rows])
-
-    @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names that ``shares`` counts: segments, or the parts of conversations."""
+        """The names that ``indicator`` counts: segments, or the parts of conversations."""
         if not any(row.conversation for row in self.rows):
             return SEGMENTS
         return (*SHARED, *sorted({part for row in self.rows for part in row.parts} - set(SHARED)))
 
+    @cached_property
+    def _inside(self) -> dict[str, Bool[Tensor, "row column"]]:
+        return {}
+
     def columns_of(self, name: str, stop: int) -> Bool[Tensor, "row column"]:
-        """Return where the first ``stop`` columns belong to a segment, a group or a part; a row may have none."""
-        if not PART.fullmatch(name):
-            return self.indicator(0, stop).argmax(-1) == CODES.index(GROUPS.get(name, name))
-        columns = [[part == name for part in row.parts] for row in self.rows]
-        return torch.nn.functional.pad(torch.tensor(columns), (0, max(0, stop - self.width)))[:, :stop]
+        """Return where the first ``stop`` columns belong to a segment, a group or a part; a row may have none.
+
+        Columns after the prompt are ``generated``.
+        """
+        if name not in self._inside:
+            self._inside[name] = torch.tensor([row.named(name) for row in self.rows])
+        inside = self._inside[name][:, :stop]
+        return torch.nn.functional.pad(inside, (0, stop - inside.shape[1]), value=name == "generated")
 
     def found(self, find: Finder, stop: int) -> Bool[Tensor, "row column"]:
         """True at the columns that ``find`` gives, of the first ``stop``."""
@@ -150,21 +163,8 @@ class Segments:
         return torch.stack([torch.isin(columns, torch.tensor(list(find(row)), dtype=torch.long)) for row in self.rows])
 
     def indicator(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
-        """One-hot segments of the columns ``start`` to ``stop``; those after the prompt are ``generated``."""
-        earlier = bool((self.codes == CODES.index("earlier")).any())
-        return self._one_hot(self.codes, CODES if earlier else SEGMENTS, start, stop)
-
-    def shares(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
-        """As ``indicator``, of ``names``."""
-        if self.names == SEGMENTS:
-            return self.indicator(start, stop)
-        codes = torch.tensor([[self.names.index(part) for part in row.parts] for row in self.rows])
-        return self._one_hot(codes, self.names, start, stop)
-
-    def _one_hot(self, codes: Tensor, names: Sequence[str], start: int, stop: int) -> Float[Tensor, "row key segment"]:
-        codes = codes[:, start:stop]
-        after = torch.full((len(self.rows), stop - start - codes.shape[1]), names.index("generated"))
-        return torch.nn.functional.one_hot(torch.cat([codes, after], dim=1), len(names)).float()
+        """One-hot ``names`` of the columns ``start`` to ``stop``."""
+        return torch.stack([self.columns_of(name, stop)[:, start:] for name in self.names], dim=-1).float()
 
 
 def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Segments:
@@ -182,52 +182,44 @@ def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any])
         raise UserError(
             "these inputs are padded on the right; the last column must be each prompt's own; use vlm.encode"
         )
-    image_id = None if vlm.module_map.cross_attended else vlm.module_map.image_token_id(vlm.model.config)
-    counts = [len(prompt.images) for prompt in prompts]
-    return Segments(
-        tuple(
-            _row(vlm, prompt, ids[i], mask[i], image_id, encoded, (sum(counts[:i]), sum(counts)))
-            for i, prompt in enumerate(prompts)
-        )
-    )
+    firsts = [0, *accumulate(len(prompt.images) for prompt in prompts)]
+    rows = zip(prompts, ids, mask, firsts, strict=False)
+    return Segments(tuple(_row(vlm, *row, firsts[-1], encoded) for row in rows))
 
 
 def _row(
-    vlm: "VLM",
-    prompt: "Prompt",
-    ids: list[int],
-    mask: list[int],
-    image_id: int | None,
-    encoded: Mapping[str, Any],
-    index: tuple[int, int],
+    vlm: "VLM", prompt: Prompt, ids: list[int], mask: list[int], first: int, pictured: int, encoded: Mapping[str, Any]
 ) -> RowSegments:
+    """Return the segments of a row, whose first picture is number ``first`` of the batch's ``pictured`` ones."""
+    image_id = None if vlm.module_map.cross_attended else vlm.module_map.image_token_id(vlm.model.config)
     prefix = vlm.prefix_tokens(prompt)
     end = len(ids) - len(prefix)
     image = [c for c, token in enumerate(ids) if mask[c] and token == image_id]
     text = [c for c, token in enumerate(ids[:end]) if mask[c] and token != image_id]
-    labels = ["padding" if not shown else "template" for shown in mask]
-    labels[end:] = ["generated"] * len(prefix)
-    for column in image:
-        labels[column] = IMAGE
-    parts = list(labels)
+    parts = ["template" if shown else "padding" for shown in mask]
+    parts[end:] = ["generated"] * len(prefix)
     pictures = _by_picture(vlm, prompt, image)
     for number, columns in enumerate(pictures, 1):
         for column in columns:
             parts[column] = f"image:{number}"
     rendered = vlm.render(prompt)
     spans = dict(zip(text, token_spans(vlm.processor.tokenizer, rendered, [ids[c] for c in text]), strict=True))
-    places = text_spans(vlm.render, prompt)
-    question = f"user:{sum(turn.role == 'user' for turn in prompt.turns)}"
-    for name, texts in places.items():
-        coarse = {"system": "system", question: "user"}.get(name, "earlier")
+    positions = text_spans(vlm.render, prompt)
+    for name, texts in positions.items():
         for column in text:
             if any(overlaps(spans[column], span) for span in texts):
-                labels[column], parts[column] = coarse, name
+                parts[column] = name
     if text:
-        labels[text[0]] = parts[text[0]] = "sink"
-    words = _words(rendered, places[question][-1] if question in places else None, spans, vlm.name)
-    grids = _grids(vlm, prompt, pictures, ids, encoded, index)
-    return RowSegments(tuple(labels), tuple(ids), words, grids, _imageless(vlm), tuple(parts))
+        parts[text[0]] = "sink"
+    last = f"user:{sum(turn.role == 'user' for turn in prompt.turns)}"
+    words = _words(rendered, positions[last][-1] if last in positions else None, spans, vlm.name)
+    grids, config, processor = [], vlm.model.config, vlm.processor
+    for number, (picture, columns) in enumerate(zip(prompt.images, pictures, strict=True)):
+        if columns:
+            tokens = ImageTokens(columns, ids, first + number, pictured, picture.size, encoded, config, processor)
+            suffix = f":{number + 1}" if number else ""  # of the names of later pictures' grids
+            grids += [replace(grid, name=grid.name + suffix) for grid in GRIDS[vlm.module_map.geometry](tokens)]
+    return RowSegments(tuple(parts), tuple(ids), words, tuple(grids), _imageless(vlm), last)
 
 
 _COUNTS: "WeakKeyDictionary[VLM, dict[tuple[int, int], int]]" = WeakKeyDictionary()
@@ -277,32 +269,6 @@ def _words(rendered: str, position: Span | None, spans: Mapping[int, Span | None
     return tuple(words)
 
 
-def _grids(
-    vlm: "VLM",
-    prompt: "Prompt",
-    pictures: list[list[int]],
-    ids: list[int],
-    encoded: Mapping[str, Any],
-    index: tuple[int, int],
-) -> tuple[PatchGrid, ...]:
-    """Return the grids of all pictures; names of later pictures' grids end with the picture's number.
-
-    ``index`` is the first picture's index in the batch, and their number.
-    """
-    grids: list[PatchGrid] = []
-    first, total = index
-    config, processor = vlm.model.config, vlm.processor
-    for number, (image, columns) in enumerate(zip(prompt.images, pictures, strict=True)):
-        if not columns:
-            continue
-        tokens = ImageTokens(columns, ids, first + number, total, image.size, encoded, config, processor)
-        grids += [
-            replace(grid, name=f"{grid.name}:{number + 1}") if number else grid
-            for grid in GRIDS[vlm.module_map.geometry](tokens)
-        ]
-    return tuple(grids)
-
-
 def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, list[Span]]:
     """Return the spans of ``system``, ``user:1``, ``assistant:1`` … in ``render(prompt)``.
 
@@ -315,19 +281,14 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
         if not name.startswith("image:"):
             marked += [(name, prompt.with_parts({place: MARK})) for place in texts]
     result: dict[str, list[Span]] = {}
+    again = r"\1"  # the same text, if the template prints it twice
     for name, other in marked:
         pieces = render(other).split(MARK)
-        times, around = len(pieces) - 1, sum(map(len, pieces))
-        if not times or (len(rendered) - around) % times:
-            continue
-        length, start, spans = (len(rendered) - around) // times, 0, []
-        for piece in pieces[:-1]:
-            start += len(piece)
-            spans.append((start, start + length))
-            start += length
-        markers = {rendered[slice(*span)] for span in spans}
-        if len(markers) == 1 and markers.pop().join(pieces) == rendered:
-            result[name] = [*result.get(name, ()), *spans]
+        before, *after = map(re.escape, pieces)
+        if after and (match := re.fullmatch(f"{before}(.*){again.join(after)}", rendered, re.DOTALL)):
+            length = len(match[1])
+            starts = [start + n * length for n, start in enumerate(accumulate(map(len, pieces[:-1])))]
+            result.setdefault(name, []).extend((start, start + length) for start in starts)
     return result
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from interp.device_copies import to_device
 from interp.hooks.attention import CHUNK, AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
-from interp.segments import IMAGE, SEGMENTS, Segments
+from interp.segments import IMAGE, Segments
 from mitigation.validation import check_layers, check_number
 
 if TYPE_CHECKING:
@@ -86,13 +86,12 @@ class _Steering(Follower):
         Keys are the newest columns; the cache of a sliding window drops older ones.
         """
         segments, total = forward.batch.segments, forward.total
-        codes = segments.indicator(0, total).argmax(-1)
-        image = codes == SEGMENTS.index(IMAGE)
+        image = segments.columns_of(IMAGE, total)
         columns = torch.arange(total)
         if self.all_text:  # tokens before the picture cannot see it
-            queries = ~image & (codes != SEGMENTS.index("padding"))
+            queries = ~image & ~segments.columns_of("padding", total)
         else:
-            queries = (columns >= segments.width - 1).expand(codes.shape)
+            queries = (columns >= segments.width - 1).expand(image.shape)
         seen = image[:, total - keys :]
         steered = queries[:, forward.start :] & seen.any(1, keepdim=True)
         places = steered.any(0).nonzero().flatten()

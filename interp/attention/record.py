@@ -166,7 +166,7 @@ class _Capture:
         start, device = self.forward.total - call.key.shape[2], call.key.device
         segments = self.forward.batch.segments
         return self.forward.once(
-            (start, dtype, device), lambda: to_device(segments.shares(start, self.forward.total).to(dtype), device)
+            (start, dtype, device), lambda: to_device(segments.indicator(start, self.forward.total).to(dtype), device)
         )
 
 
@@ -226,7 +226,7 @@ class _Recorder(Follower):
                     columns=tuple(capture.logged),
                     width=batch.segments.width,
                     first_row=batch.first_row,
-                    tokens=batch.segments.shares(0, forward.total).sum(1),
+                    tokens=batch.segments.indicator(0, forward.total).sum(1),
                     names=batch.segments.names,
                     real=batch.real(capture.logged),
                     imageless=self.vlm.module_map.cross_attended,

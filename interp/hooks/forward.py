@@ -19,7 +19,7 @@ from interp.device_copies import to_host
 from interp.errors import UserError
 from interp.generation import cache_in
 from interp.hooks.attention import STATIC, is_intercepted
-from interp.segments import IMAGE, SEGMENTS, Segments, segment
+from interp.segments import IMAGE, Segments, segment
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt
@@ -123,7 +123,7 @@ class Pass:
 
     def real(self, columns: list[int]) -> Bool[Tensor, "row column"]:
         """False for padding, and for tokens fed to a row whose answer has ended."""
-        padding = self.segments.codes == SEGMENTS.index("padding")
+        padding = self.segments.columns_of("padding", self.segments.width)
         width = self.segments.width
         return torch.tensor(
             [[not bool(padding[r, c]) if c < width else alive for c in columns] for r, alive in enumerate(self.alive)]
@@ -267,7 +267,7 @@ class Follower:
         """Return whether these are the tokens of ``segments``; compares text embeddings if there are no ids."""
         if ids is not None:
             return torch.equal(ids.cpu(), segments.input_ids)
-        text = segments.codes != SEGMENTS.index(IMAGE)
+        text = ~segments.columns_of(IMAGE, segments.width)
         text_embeddings = self.speaker.get_input_embeddings()(segments.input_ids[text].to(embeddings.device))
         return torch.equal(text_embeddings.to(embeddings.dtype), embeddings[text.to(embeddings.device)])
 

@@ -37,7 +37,7 @@ from interp.hooks.forward import Follower, follow
 from interp.hooks.state_memory import memory_for
 from interp.margin import unread
 from interp.prompt import Prompt, listed
-from interp.segments import PART, SEGMENTS, Finder, Segments
+from interp.segments import PART, Finder, Segments
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -349,7 +349,7 @@ def at_place(segments: Segments, region: Place, start: int, stop: int) -> Bool[T
         return segments.found(region, stop)[:, start:]
     columns = torch.arange(stop)
     if isinstance(region, int):
-        members = segments.indicator(0, stop).argmax(-1) != SEGMENTS.index("padding")
+        members = ~segments.columns_of("padding", stop)
         return (members & (columns == segments.width - 1 + region))[:, start:]
     verdict = columns == segments.width - 1
     if region == "verdict":

@@ -275,7 +275,7 @@ def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> T
 def _columns(segments: Segments, position: Place) -> Tensor:
     """True at a place, row × column. ``all`` is everything but padding."""
     if position == "all":
-        return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
+        return ~segments.columns_of("padding", segments.width)
     return at_place(segments, position, 0, segments.width)
 
 
