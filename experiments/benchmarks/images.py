@@ -6,6 +6,7 @@ Knows nothing of answer keys, models or arms. A file that cannot be used becomes
 import base64
 import hashlib
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,7 @@ from interp.pictures import as_seen, frames
 MAX_PIXELS = 50_000_000
 # Decoders that work on the bytes alone: others that Pillow knows start outside programs (EPS) or have no use here.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+DATA_URI = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
 class Fault(StrEnum):
@@ -111,6 +113,41 @@ def open_image(
     if not data:
         raise _bad(name, Fault.EMPTY, "has zero bytes; fetch it again")
     return _picture(name, data, max_pixels, formats)
+
+
+def cell_picture(value: Any, case: str, root: Path, option: str) -> Path | Drawable:
+    """Return the picture that a cell names or holds, or a stand-in that says why none may be opened."""
+    held = value if not isinstance(value, dict) else value.get("bytes") or value.get("path")
+    if isinstance(held, str) and (uri := DATA_URI.match(held)):
+        try:
+            held = base64.b64decode(held[uri.end() :], validate=True)
+        except ValueError:
+            return _unusable("data:image", Fault.UNREADABLE, "is no base64; write the picture's bytes again")
+    if isinstance(held, bytes | bytearray | memoryview):
+        return EncodedImage(f"the picture of {case[:60]!r}", bytes(held))
+    if held is None or held == "":
+        return _unusable("", Fault.MISSING, "the cell is empty; name a file, or leave the column out of the table")
+    if not isinstance(held, str):
+        return _unusable("", Fault.UNREADABLE, f"the cell holds {described(held)}; give a path or the bytes")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", held):
+        return _unusable(held, Fault.UNREADABLE, "is an address; download it, and give the file's path")
+    try:
+        path = (root / held).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a NUL character, a loop of links, a name too long
+        return _unusable(held, Fault.UNREADABLE, f"cannot be opened ({type(error).__name__})")
+    if not path.is_relative_to(root):
+        rule = f"leads out of {root}; only files in it are read; copy the file, or set {option}.images"
+        return _unusable(held, Fault.OUTSIDE_ROOT, rule)
+    return path
+
+
+def _unusable(file: str, fault: Fault, reason: str) -> UnusableImage:
+    return UnusableImage(ImageProblem(file[:200], fault, reason))
+
+
+def described(value: Any) -> str:
+    """Return any value of a foreign file for a message."""
+    return f"{value!r}" if isinstance(value, bool | float) else f"a {type(value).__name__}"
 
 
 def open_pictures(sample: Sample) -> Image.Image | tuple[Image.Image, ...] | None:

@@ -16,10 +16,13 @@ from string import Formatter
 from typing import Any, ClassVar
 
 from experiments.benchmarks.checks import decode_all, fault, manifest
+from experiments.benchmarks.images import cell_picture
 from experiments.benchmarks.rows import Unfit, encodable, json_file, need, read_file
 from experiments.types import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
+from interp.messages import Message
 
+LONGEST_ID = 80  # characters; no published set has more than 30
 SIDES: Mapping[str, tuple[Subset, Gold]] = {"safe": ("benign", "comply"), "unsafe": ("contrast", "refuse")}
 
 
@@ -175,7 +178,7 @@ class Columns:
     """How the entries of a file become cases.
 
     Args:
-        files: names in the benchmark's folder; the first that is there is read.
+        files: names or patterns in the benchmark's folder; all files of the first that is there are read.
         id: template of the case's id.
         needs: the columns that a table must have.
         key: which list of a JSON object has the entries; "" if the file is a list itself.
@@ -183,6 +186,8 @@ class Columns:
         text, scenario, label: templates; each field in them must be there.
         sides: label → safe or unsafe, or "" for a label that is not asked.
         image: templates of file names. The first file that is there is shown. None for a benchmark of text only.
+        cells: columns that name or hold the pictures of a conversation, which are in its first turn.
+        rounds: templates of the user's turns of a conversation, between which the model answers.
         before: what the published evaluation says before the text.
         cluster, pair: templates; "" if there is none.
         tags: name of the tag → template; a tag without a value is left out.
@@ -198,6 +203,8 @@ class Columns:
     label: str = "{side}"
     sides: Mapping[str, str] = field(default_factory=lambda: {side: side for side in SIDES})
     image: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    rounds: tuple[str, ...] = ()
     before: str = ""
     cluster: str = ""
     pair: str = ""
@@ -226,7 +233,7 @@ class PublishedSet(PublishedBenchmark):
     def find(self) -> Collected:
         """Return all cases that the files name."""
         maps = self.PARTS[getattr(self, self.OPTION) if self.OPTION else ""]
-        pictured = any(columns.image for columns in maps)
+        pictured = any(columns.image or columns.cells for columns in maps)
         cases = Collected(self.folder if pictured else None, pictured, self.CLUSTER_ON_IMAGE)
         for columns in maps:
             _read(cases, self.folder, columns, self.GET)
@@ -235,34 +242,35 @@ class PublishedSet(PublishedBenchmark):
 
 def _read(cases: Collected, folder: Path, columns: Columns, get: str) -> None:
     for number, (source, where, entry) in enumerate(_entries(cases, folder, columns, get)):
-        about = {"n": number, "line": where.split()[1]}
+        about = {"n": number, "line": where.split()[1], "where": where}
+        record: Record = {**entry, **about} if isinstance(entry, Mapping) else about
         records: list[Record] = []
-        with cases.entry(_filled(columns.id, about).rstrip(".-"), source, where):
-            if not isinstance(entry, Mapping):
+        with cases.entry(_filled(columns.id, record)[:LONGEST_ID].rstrip(".-"), source, where):
+            if record is about:
                 raise Unfit("not an object with fields")
-            whole_entry = {**entry, **about}
-            records = [whole_entry] if columns.records is None else columns.records(whole_entry)
+            records = [record] if columns.records is None else columns.records(record)
         for record in records:
-            case = encodable(_filled(columns.id, record))[:60]  # no published set has more than 30 characters
+            case = encodable(_filled(columns.id, record))[:LONGEST_ID]
             with cases.entry(case, source, where):
                 _add(cases, folder, columns, case, record)
 
 
 def _entries(cases: Collected, folder: Path, columns: Columns, get: str) -> Iterator[tuple[Path, str, Any]]:
     """Return file, position and entry of all entries. Anything else is counted as absent."""
-    source = first_there(folder, *columns.files)
-    if source.suffix == ".json":
-        published = json_file(source, dict if columns.key else list, get)
-        entries = published.get(columns.key) if columns.key else published
-        if not isinstance(entries, list):
-            raise UserError(f"{source} has no list {columns.key!r}, as the published file has; {get}")
-        where = f" of {columns.key!r}" if columns.key else ""
-        yield from ((source, f"entry {n}{where}", entry) for n, entry in enumerate(entries, 1))
-    else:
-        rows = read_file(source, columns.needs, get=get)
-        for position, _, reason in rows.problems:
-            cases.absent[f"row ({position})"] = f"unfit entry: {source}, {position}: {reason}"
-        yield from ((source, position, row) for position, row in rows.rows)
+    patterns = (sorted(folder.glob(name)) for name in columns.files)
+    for source in next(filter(None, patterns), [folder / columns.files[0]]):
+        if source.suffix == ".json":
+            published = json_file(source, dict if columns.key else list, get)
+            entries = published.get(columns.key) if columns.key else published
+            if not isinstance(entries, list):
+                raise UserError(f"{source} has no list {columns.key!r}, as the published file has; {get}")
+            where = f" of {columns.key!r}" if columns.key else ""
+            yield from ((source, f"entry {n}{where}", entry) for n, entry in enumerate(entries, 1))
+        else:
+            rows = read_file(source, columns.needs, get=get)
+            for position, _, reason in rows.problems:
+                cases.absent[f"row ({position})"] = f"unfit entry: {source}, {position}: {reason}"
+            yield from ((source, position, row) for position, row in rows.rows)
 
 
 def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Record) -> None:
@@ -277,11 +285,17 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
         raise Unfit(f"label {label[:20]!r} is not known; it is one of {', '.join(columns.sides)}")
     tags = {name: value for name, template in columns.tags.items() if (value := _filled(template, record))}
     names = [_filled(template, record, strict=True) for template in columns.image]
-    picture = first_there(folder, *names) if names else None
+    picture: Any = first_there(folder, *names) if names else None
+    if pictures := [cell_picture(record.get(name), case, folder, "benchmark") for name in columns.cells]:
+        picture = pictures[0]
+    turns: list[Message] = []
+    for template in columns.rounds:
+        parts = (*pictures, _filled(template, record, strict=True))
+        turns += [Message("assistant"), Message("user", parts[-1:])] if turns else [Message("user", parts)]
     cluster, pair = _filled(columns.cluster, record), _filled(columns.pair, record) or None
     if side := columns.sides[label]:
         cases.add(case, side, scenario=scenario.strip(), text=text, prompt=columns.before + text, image=picture,
-                  cluster=cluster, pair=pair, tags=tags)  # fmt: skip
+                  cluster=cluster, pair=pair, tags=tags, turns=tuple(turns))  # fmt: skip
 
 
 def _filled(template: str, record: Record, *, strict: bool = False) -> str:

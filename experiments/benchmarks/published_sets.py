@@ -1,4 +1,4 @@
-"""Four published sets of requests to answer or to refuse, each a map of its columns.
+"""Six published sets of requests to answer or to refuse, each a map of its columns.
 
 Knows nothing of models, judges or metrics.
 
@@ -10,14 +10,31 @@ Knows nothing of models, judges or metrics.
 - MSTS (arXiv 2501.10057, CC BY 4.0): unsafe requests only, each of 200 cases twice in English ("Should I …?", "I am
   going to …"), once in other languages.
 - XSTest (arXiv 2308.01263, CC BY 4.0): safe prompts that look unsafe and unsafe ones, all text without pictures.
+- MTMCS-Bench (arXiv 2601.06757): three turns about one picture, a safe and an unsafe conversation in each row. They
+  differ in the last turn (``type_a``) or in the first (``type_b``): a pair with one picture and two equal turns.
+- MIS (arXiv 2501.18533): a request about two pictures, which is harmful only with both. It has no harmless requests.
+
+The last two are tables (JSON, JSON lines, Parquet) in a folder, or folders that ``datasets`` saved.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from experiments.benchmarks import labelled_answers
-from experiments.benchmarks.published_benchmark import SIDES, Columns, Parts, PublishedSet, Record
-from experiments.benchmarks.rows import Unfit, need
+from experiments.benchmarks.published_benchmark import (
+    SIDES,
+    Collected,
+    Columns,
+    Parts,
+    PublishedSet,
+    Record,
+    check_part,
+)
+from experiments.benchmarks.rows import Unfit, encodable, need
+from interp.messages import Message
 
 # What MSSBench's evaluation says before the question (eric-ai-lab/MSSBench, utils/prompts.py, MIT licence).
 INSTRUCTION = (
@@ -145,3 +162,122 @@ class XSTest(PublishedSet):
         "both": (PROMPTS,),
     }
     GET = f"download {labelled_answers.PROMPTS} from {labelled_answers.XSTEST_REPOSITORY}"
+
+
+GIVEN = "I see. What else would you like to know?"  # the assistant's earlier answers under turns=given
+
+
+def _files(name: str) -> tuple[str, ...]:
+    """Return the files of a table, or of a folder that ``datasets`` saved, called ``name``."""
+    return f"{name}.json", f"{name}.jsonl", f"**/{name}*.parquet", f"{name}/*.parquet", f"{name}/*.arrow"
+
+
+def _named(scenario: str, otherwise: str, entry: Record) -> Record:
+    """Return the entry with an id and a scenario, if it has none."""
+    name = entry[otherwise] if entry.get("id") is None else entry["id"]
+    return {**entry, "id": encodable(str(name))[:60], "scenario": str(entry.get("category") or scenario)}
+
+
+def _dialogues(part: str, varied: str, entry: Record) -> list[Record]:
+    """Return the safe and the unsafe conversation of a row. An empty variant falls back to the plain turn."""
+    dialogue = entry.get("multimodal_dialogue")
+    if isinstance(dialogue, str):
+        try:
+            dialogue = json.loads(dialogue)
+        except (ValueError, RecursionError) as error:
+            raise Unfit(f"field 'multimodal_dialogue' is not JSON ({error})") from error
+    if not isinstance(dialogue, Mapping):
+        raise Unfit("field 'multimodal_dialogue' is no object with r1, r2 and r3")
+    conversations = []
+    for side in SIDES:
+        variant = {varied: f"{side}_{varied}"} if str(dialogue.get(f"{side}_{varied}") or "").strip() else {}
+        conversations.append({name: need(dialogue, variant.get(name, name)) for name in ("r1", "r2", "r3")})
+    if conversations[0] == conversations[1]:
+        raise Unfit(f"both conversations are the same; they differ in {varied}")
+    entry = _named(part, "where", entry)
+    return [{**entry, **texts, "side": side} for side, texts in zip(SIDES, conversations, strict=True)]
+
+
+def _turned(part: str, varied: str) -> Columns:
+    return Columns(
+        files=_files(part),
+        records=partial(_dialogues, part, varied),
+        id=f"{part}-{{id}}-{{side}}",
+        text="{r3}",
+        cells=("image",),
+        rounds=("{r1}", "{r2}", "{r3}"),
+        pair=f"{part}-{{id}}",
+        tags={"part": part},
+    )
+
+
+TYPE_A, TYPE_B = _turned("type_a", "r3"), _turned("type_b", "r1")
+
+
+@dataclass(frozen=True)
+class MTMCS(PublishedSet):
+    """MTMCS-Bench in the folder ``root``; ``part`` is type_a, type_b or both.
+
+    ``turns`` says where the answers to the first two turns come from: ``own`` (each arm gives its own, greedily) or
+    ``given`` (a fixed text).
+
+    Raises:
+        UserError: an option has an unknown value.
+    """
+
+    part: str = "both"
+    turns: str = "own"
+    name: str = "mtmcs"
+    OPTION = "part"
+    PARTS: ClassVar[Parts] = {"type_a": (TYPE_A,), "type_b": (TYPE_B,), "both": (TYPE_A, TYPE_B)}
+    GET = (
+        "run hf download ND-25/MCS-bench --repo-type dataset --local-dir <folder>, and keep the tables or folders "
+        "type_a and type_b in it"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_part("turns", self.turns, ("own", "given"))
+
+    def find(self) -> Collected:
+        """Return all conversations that the files name."""
+        cases = super().find()
+        if self.turns == "given":
+            given = Message("assistant", (GIVEN,))
+            turns = [tuple(turn if turn.parts else given for turn in case.turns) for case in cases.samples]
+            cases.samples = [replace(case, turns=turns.pop(0)) for case in cases.samples]
+        return cases
+
+
+def _level(level: str) -> Columns:
+    return Columns(
+        files=_files(f"mis_{level}"),
+        records=lambda entry: [_named(level, "n", entry)],
+        id=f"{level}-{{id}}",
+        text="{question}",
+        label="unsafe",
+        cells=("image_path1", "image_path2"),
+        rounds=("{question}",),
+        tags={"level": level},
+    )
+
+
+LEVELS = {level: (_level(level),) for level in ("easy", "hard", "real")}
+
+
+@dataclass(frozen=True)
+class MIS(PublishedSet):
+    """MIS in the folder ``root``; ``level`` is easy, hard, real or all. Every request is harmful.
+
+    Raises:
+        UserError: the level is unknown.
+    """
+
+    level: str = "all"
+    name: str = "mis"
+    OPTION = "level"
+    PARTS: ClassVar[Parts] = {**LEVELS, "all": tuple(columns for (columns,) in LEVELS.values())}
+    GET = (
+        "download the test set of MIS (arXiv 2501.18533), and keep mis_easy.json, mis_hard.json, mis_real.json and the "
+        "folder of their pictures together"
+    )

@@ -46,6 +46,7 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark",
         ".csv": _csv,
         ".tsv": _csv,
         ".parquet": _parquet,
+        ".arrow": _saved,
         ".xlsx": _workbook,
     }
     try:
@@ -253,11 +254,23 @@ def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str],
         file = pyarrow.parquet.ParquetFile(path)
         columns = [str(name) for name in file.schema_arrow.names]
         _once(path, columns, wanted)
-        table = file.read(columns=[name for name in columns if name in wanted])
-        table.validate(full=True)  # a damaged file may name places outside its own memory
-        rows = [(f"row {number}", row) for number, row in enumerate(table.to_pylist(), 1)]
+        rows = _whole(file.read(columns=[name for name in columns if name in wanted] or None))
     except UserError:
         raise
     except Exception as error:  # the decoders raise whatever bad bytes provoke
         raise UserError(f"{path} is not a complete Parquet file ({_brief(error)}); write it again") from error
     return rows, columns, []
+
+
+def _saved(path: Path, _: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
+    """Read a file that ``datasets`` saved."""
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as source:
+        table = pyarrow.ipc.open_stream(source).read_all()
+        return _whole(table), table.column_names, []
+
+
+def _whole(table: Any) -> list[Any]:
+    table.validate(full=True)  # a damaged file may name places outside its own memory
+    return [(f"row {number}", row) for number, row in enumerate(table.to_pylist(), 1)]

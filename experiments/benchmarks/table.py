@@ -4,7 +4,6 @@ What is wrong with a row is not decided here: cases go as they are to ``experime
 all problems at once. Imports neither torch nor transformers.
 """
 
-import base64
 import json
 import math
 import re
@@ -15,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.benchmarks.images import EncodedImage, Fault, ImageProblem, UnusableImage
+from experiments.benchmarks.images import cell_picture, described
 from experiments.benchmarks.mmsafeaware import PREFIX
 from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
@@ -45,7 +44,6 @@ SOUNDS = {
 Look = Callable[[Mapping[str, Any], str], None]
 PICTURED = re.compile(r"image|img|pict|photo|screenshot", re.IGNORECASE)  # in the name of a column
 PICTURE_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp)$", re.IGNORECASE)
-DATA_URI = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
 @dataclass(frozen=True)
@@ -321,7 +319,7 @@ def _prose(cells: Mapping[str, Any], name: str) -> str:
 
 def _text(value: Any, name: str, kind: str) -> str:
     if value is not None and not isinstance(value, str):
-        raise Unfit(f"{name}: is {_described(value)}, which is no {kind}")
+        raise Unfit(f"{name}: is {described(value)}, which is no {kind}")
     return value or ""
 
 
@@ -353,38 +351,3 @@ def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Messa
 
 def _unless_empty(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _described(value: Any) -> str:
-    """Return any value of a foreign file for a message."""
-    return f"{value!r}" if isinstance(value, bool | float) else f"a {type(value).__name__}"
-
-
-def cell_picture(value: Any, case: str, root: Path, option: str) -> Path | Drawable:
-    """Return the picture that a cell names or holds, or a stand-in that says why none may be opened."""
-    held = value if not isinstance(value, dict) else value.get("bytes") or value.get("path")
-    if isinstance(held, str) and (uri := DATA_URI.match(held)):
-        try:
-            held = base64.b64decode(held[uri.end() :], validate=True)
-        except ValueError:
-            return _unusable("data:image", Fault.UNREADABLE, "is no base64; write the picture's bytes again")
-    if isinstance(held, bytes | bytearray | memoryview):
-        return EncodedImage(f"the picture of {case[:60]!r}", bytes(held))
-    if held is None or held == "":
-        return _unusable("", Fault.MISSING, "the cell is empty; name a file, or leave the column out of the table")
-    if not isinstance(held, str):
-        return _unusable("", Fault.UNREADABLE, f"the cell holds {_described(held)}; give a path or the bytes")
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", held):
-        return _unusable(held, Fault.UNREADABLE, "is an address; download it, and give the file's path")
-    try:
-        path = (root / held).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # a NUL character, a loop of links, a name too long
-        return _unusable(held, Fault.UNREADABLE, f"cannot be opened ({type(error).__name__})")
-    if not path.is_relative_to(root):
-        rule = f"leads out of {root}; only files in it are read; copy the file, or set {option}.images"
-        return _unusable(held, Fault.OUTSIDE_ROOT, rule)
-    return path
-
-
-def _unusable(file: str, fault: Fault, reason: str) -> UnusableImage:
-    return UnusableImage(ImageProblem(file[:200], fault, reason))

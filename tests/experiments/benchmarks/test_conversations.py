@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.checks import checked, content_of
-from experiments.benchmarks.conversations import GIVEN, MIS, MTMCS
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.benchmarks.images import one_picture, open_pictures
 from experiments.benchmarks.published_benchmark import SIDES
+from experiments.benchmarks.published_sets import GIVEN, MIS, MTMCS
 from experiments.benchmarks.table import table
 from experiments.evaluation.case_batches import prompt_of
 from interp.errors import UserError
@@ -186,7 +186,7 @@ def test_wrong_rows_of_mtmcs_are_counted_with_a_sentence(tmp_path: Path) -> None
     assert "both conversations are the same; they differ in r3" in missing["type_a-9"]
     assert "no field 'r2'" in missing["type_a-10"]
     assert "gone.png" in missing["type_a-11-safe"]
-    with pytest.raises(UserError, match=r"has no type_b\.json"):
+    with pytest.raises(UserError, match=r"type_b\.json is missing"):
         MTMCS(root=str(tmp_path), part="type_b").load()
     with pytest.raises(UserError, match=r"benchmark\.turns='mine' is not known"):
         MTMCS(root=str(tmp_path), turns="mine")

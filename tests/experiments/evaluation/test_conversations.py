@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
-from experiments.benchmarks.conversations import MTMCS
+from experiments.benchmarks.published_sets import MTMCS
 from experiments.evaluation.case_batches import outlines, prompt_of
 from experiments.evaluation.conversations import judged_turns, noted, rolled_out, transcript, with_answers
 from experiments.evaluation.judging import item_of
