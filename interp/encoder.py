@@ -264,6 +264,8 @@ class Encoder:
             )
         if len(texts) > 1 and (why := self.refused.get("score")):
             raise UserError(f"several prompts of {self.name} at once would be wrong: {why}; ask one (batch_size=1)")
+        if any(prompt.messages for prompt in prompts):
+            self.require("conversation")
         # Set again because training may have changed it. Passed as an argument, it would also reach InstructBLIP's
         # Q-Former, whose positions are absolute.
         self.tokenizer.padding_side = "left"

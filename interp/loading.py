@@ -40,12 +40,12 @@ def refuse_untrusted(vlm: "VLM") -> None:
     """Note in ``vlm.refused`` which tools cannot be trusted, and name them on stderr.
 
     The contract table says so, if it has a model of these types and was made with this version of transformers.
-    Otherwise the quick checks do.
+    Otherwise the quick checks do, and the check of conversations.
     """
     table = json.loads(CONTRACT.read_text(encoding="utf-8"))
     rows = table["families"].values() if table["transformers"] == version("transformers") else ()
     row = next((row for row in rows if row["types"] == types_of(vlm.model)), None)
-    tools = prove(vlm, checks=QUICK).tools if row is None else row["refused"]
+    tools = prove(vlm, checks=(*QUICK, "conversation")).tools if row is None else row["refused"]
     vlm.refused = {tool: why for tool, why in tools.items() if why}
     for tool, why in vlm.refused.items():
         print(f"warning: {tool} is refused on {vlm.name}: {why}", file=sys.stderr)

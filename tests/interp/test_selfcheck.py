@@ -263,6 +263,23 @@ def test_a_model_of_unknown_types_is_checked_when_it_is_read(monkeypatch, capsys
         logit_lens(vlm, [PROMPT])
 
 
+def test_a_model_that_fails_on_conversations_is_asked_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm, plain = model("llava"), VLM.score
+    chats = Reference(vlm, made_up()).chats
+    monkeypatch.setattr("interp.loading.types_of", lambda model: [])
+    refuse_untrusted(vlm)
+    assert "conversation" not in vlm.refused
+    with monkeypatch.context() as patched:
+        patched.setattr(VLM, "score", lambda self, prompts, **options: plain(self, list(prompts)[::-1], **options))
+        refuse_untrusted(vlm)
+    with pytest.raises(UserError, match="conversation on llava would be wrong: a batch of conversations has other log"):
+        vlm.generate(chats[:1], max_new_tokens=1)
+    vlm.refused = {"conversation": vlm.refused["conversation"]}
+    with pytest.raises(UserError, match="conversation on llava would be wrong"):
+        patch(vlm, chats[:1], chats[1:], places=("verdict",))
+    assert vlm.generate([PROMPT], max_new_tokens=1).texts
+
+
 def test_what_the_table_refuses_is_refused_when_it_is_read(capsys) -> None:
     vlm = VLM(*build("gemma4"), name="gemma4")  # inputs by layer carry the picture past the residual stream
     refuse_untrusted(vlm)
