@@ -301,6 +301,13 @@ FIFTH = 0.2  # the ratio whose power is given
 FAR = 30.0  # standard errors from 0 beyond which scipy cannot follow; the power there is 1
 
 
+def unit_sums(values: Float[np.ndarray, "row ..."], unit: Int[np.ndarray, " row"]) -> np.ndarray:
+    """Return the sums of the rows of each unit; ``unit`` has codes from 0."""
+    sums = np.zeros((int(unit.max()) + 1, *values.shape[1:]))
+    np.add.at(sums, unit, values)
+    return sums
+
+
 def ratios(
     top: Float[np.ndarray, "unit ratio"], bottom: Float[np.ndarray, " unit"], *, seed: int, draws: int = RATIO_DRAWS
 ) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ words or the picture. Importing this module loads neither torch nor transformers
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,21 +17,20 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from experiments.benchmarks.images import open_pictures
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
-from experiments.metrics.bootstrap import ratios
+from experiments.metrics.bootstrap import ratios, unit_sums
 from experiments.metrics.claims import HIGHER, LOWER, claim_of
 from experiments.report.figures import Guide, Mark, points
 from experiments.report.sections import Section, SectionFigure
 from experiments.report.tables import pivot, unit
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, row
-from experiments.studies.questions import check_first_token, check_margins, check_sizes
+from experiments.studies.questions import Questions, check_first_token, check_margins, check_sizes
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -46,8 +45,7 @@ CONTROL = "same label"  # the rule of rows whose part comes from another convers
 LEAST = 2  # clusters of a form, below which nothing is measured
 unit("conversation_gap", 2)
 
-Places = Mapping[str, Sequence[tuple[int, int]]]
-"""The parts of a prompt by name (``user:1``, ``image:2``): turns and places in them, from 0."""
+Begin = Callable[[list["Prompt"]], list["Prompt"]]
 
 
 @dataclass(frozen=True)
@@ -94,26 +92,29 @@ class ConversationCauses:
         return pairs if self.pairs is None else random.Random(run.seed).sample(pairs, min(self.pairs, len(pairs)))
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
-        draws = min(work.run.draws, MOST_DRAWS)
+        draws, margins = min(work.run.draws, MOST_DRAWS), work.margins
+        attended = f"attention of the {'first answer' if margins is None else 'decisive'} token"
 
-        def prompt(sample: Sample) -> "Prompt":
-            return prompt_of(sample, open_pictures(sample))
+        def begin(prompts: "list[Prompt]") -> "list[Prompt]":
+            return prompts if margins is None else margins.for_tools(next_token=True)[0].begin(prompts)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
-            twins = [Twins(prompt(unsafe), prompt(safe), safe.cluster) for unsafe, safe in pairs]
-            return causes(work.vlm, twins, seed=work.run.seed, draws=draws)
+            prompts, clusters = prompts_of(samples), [sample.cluster for sample in samples]
+            twins = list(map(Twins, prompts[::2], prompts[1::2], clusters[1::2]))
+            return causes(work.vlm, twins, seed=work.run.seed, draws=draws, begin=begin)
 
         def present(details: dict[str, Any], results: Results) -> Presented:
             sentences, notes = (
                 lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
             )
-            return Section(TITLE, [*sentences, *seen.notes], tables(results), note=" ".join(notes)), figures(results)
+            section = Section(TITLE, [*sentences, *seen.notes], tables(results, attended), note=" ".join(notes))
+            return section, figures(results)
 
         with followed(work) as seen:
             pairs = self._pairs(seen.samples, work.run)
             samples = [sample for pair in pairs for sample in pair]
-            return look_inside(work, NAME, asdict(self) | {"draws": draws}, samples, examine, present,
-                               status="parts of conversations, one by one")  # fmt: skip
+            options = asdict(self) | {"draws": draws, "attention": attended}
+            return look_inside(work, NAME, options, samples, examine, present, status="parts, one by one")
 
 
 class Twins(NamedTuple):
@@ -125,73 +126,55 @@ class Twins(NamedTuple):
 
 
 def causes(
-    vlm: "VLM", pairs: Sequence[Twins], *, seed: int = 0, draws: int = MOST_DRAWS
+    vlm: "VLM", pairs: Sequence[Twins], *, seed: int = 0, draws: int = MOST_DRAWS, begin: Begin = list
 ) -> tuple[dict[str, Any], list[Row]]:
     """Return what each part carries of the difference between twins: details, and rows of the results table.
 
     Pairs that differ in the same parts are measured together. A part's share is Σ moved / Σ gap over pairs, with
-    intervals over clusters.
+    intervals over clusters. Attention is that of the first token after the prompts that ``begin`` returns.
     """
     forms: dict[str, list[Twins]] = {}
-    absent = 0
+    absent, questions = 0, Questions()
     for twins in pairs:
         names = differing(twins)
         members = forms.setdefault(" + ".join(names), []) if names else []
-        if not names or (members and parts_of(members[0].safe) != parts_of(twins.safe)):
+        if not names or (members and members[0].safe.parts != twins.safe.parts):
             absent += 1
         else:
             members.append(twins)
     small = {form: len(members) for form, members in forms.items() if len({each.cluster for each in members}) < LEAST}
     forms = {form: members for form, members in forms.items() if form not in small}
-    rows = [each for form, members in forms.items() for each in _of_form(vlm, form, members, seed=seed, draws=draws)]
-    attention = _attention(vlm, forms, rows, seed, draws)
+    summed = partial(ratios, seed=seed, draws=draws)
+    donors = {form: _donors(members, seed) for form, members in forms.items()}
+    rows = [each for form, members in forms.items() for each in _of_form(vlm, form, members, donors[form], summed)]
+    with questions.guarded("attention"):
+        for form, members in forms.items():
+            rows += _attention(vlm, form, members, begin, summed)
     details = {"forms": list(forms), "unlike": absent, "small": small}
-    return details | {"attention": attention}, rows
-
-
-def parts_of(prompt: "Prompt") -> Places:
-    """Return the parts of a conversation by the names of ``interp.segments``."""
-    places: dict[str, list[tuple[int, int]]] = {}
-    roles, pictures = {"user": 0, "assistant": 0}, 0
-    for index, turn in enumerate(prompt.turns):
-        roles[turn.role] += 1
-        for number, part in enumerate(turn.parts):
-            pictures += not isinstance(part, str)
-            name = f"{turn.role}:{roles[turn.role]}" if isinstance(part, str) else f"image:{pictures}"
-            places.setdefault(name, []).append((index, number))
-    return places
+    return details | {"attention": questions.unanswered.get("attention", "")}, rows
 
 
 def differing(twins: Twins) -> list[str]:
     """Return the parts in which twins differ; empty if they have other forms."""
-    places = parts_of(twins.unsafe)
-    if places != parts_of(twins.safe):
+    from interp.pictures import pixels
+
+    places = twins.unsafe.parts
+    if places != twins.safe.parts:
         return []
-    return [name for name in places if _content(twins.unsafe, places[name]) != _content(twins.safe, places[name])]
+    unsafe, safe = ([turn.outline(pixels)[1:] for turn in prompt.turns] for prompt in twins[:2])
+    return [name for name in places if any(unsafe[turn][part] != safe[turn][part] for turn, part in places[name])]
 
 
 def exchanged(prompt: "Prompt", other: "Prompt", name: str) -> "Prompt":
     """Return the prompt with the part ``name`` of ``other``, which has the same form."""
-    turns = list(prompt.turns)
-    for turn, number in parts_of(prompt)[name]:
-        parts = list(turns[turn].parts)
-        parts[number] = other.turns[turn].parts[number]
-        turns[turn] = replace(turns[turn], parts=tuple(parts))
-    images = [image for turn in turns for image in turn.images]
-    return replace(prompt, text=turns[-1].text, image=images[0] if images else None, messages=tuple(turns))
+    return prompt.with_parts({(turn, part): other.turns[turn].parts[part] for turn, part in prompt.parts[name]})
 
 
-def _content(prompt: "Prompt", places: Sequence[tuple[int, int]]) -> list[Any]:
-    from interp.pictures import pixels
-
-    parts = [prompt.turns[turn].parts[number] for turn, number in places]
-    return [part if isinstance(part, str) else pixels(part) for part in parts]
-
-
-def _of_form(vlm: "VLM", form: str, pairs: Sequence[Twins], *, seed: int, draws: int) -> Iterator[Row]:
+def _of_form(
+    vlm: "VLM", form: str, pairs: Sequence[Twins], donors: Sequence[Twins], summed: Callable[..., Any]
+) -> Iterator[Row]:
     """Yield the gap, and the share of each part and of its control, of pairs that differ in the same parts."""
     names = form.split(" + ")
-    donors = _donors(pairs, seed)
     prompts: list[Prompt] = [prompt for twins in pairs for prompt in twins[:2]]
     for name in names:
         for twins, donor in zip(pairs, donors, strict=True):
@@ -199,20 +182,18 @@ def _of_form(vlm: "VLM", form: str, pairs: Sequence[Twins], *, seed: int, draws:
             prompts += [exchanged(twins.unsafe, donor.unsafe, name), exchanged(twins.safe, donor.safe, name)]
     margins = vlm.batches.scores(prompts).double().numpy()
     unsafe, safe = margins[: 2 * len(pairs)].reshape(-1, 2).T
-    changed = margins[2 * len(pairs) :].reshape(
-        len(names), len(pairs), 2, 2
-    )  # part, pair, twin or control, unsafe or safe
+    # part, pair, twin or control, unsafe or safe
+    changed = margins[2 * len(pairs) :].reshape(len(names), len(pairs), 2, 2)
     moved = (changed[..., 0] - unsafe[:, None] + safe[:, None] - changed[..., 1]) / 2
     unit_of = np.unique([twins.cluster for twins in pairs], return_inverse=True)[1]
-    gaps = _sums((safe - unsafe)[:, None], unit_of)[:, 0]
-    summed = partial(ratios, seed=seed, draws=draws)
+    gaps = unit_sums((safe - unsafe)[:, None], unit_of)[:, 0]
     (gap,) = summed(gaps[:, None], np.bincount(unit_of).astype(float))
     told = claim_of(gap, small=None)
     yield row("conversation_gap", subset=form, entry=gap, n=len(pairs), claim=told)
     if told not in (HIGHER, LOWER):
         return  # a share of a difference that is not there has no meaning
     for kind, rule in enumerate(("", CONTROL)):
-        shares = summed(_sums(moved[:, :, kind].T, unit_of), gaps)
+        shares = summed(unit_sums(moved[:, :, kind].T, unit_of), gaps)
         for name, share in zip(names, shares, strict=True):
             yield row("conversation_share", arm=name, subset=form, rule=rule, entry=share, n=len(pairs),
                       claim=claim_of(share, small=None))  # fmt: skip
@@ -227,53 +208,43 @@ def _donors(pairs: Sequence[Twins], seed: int) -> list[Twins]:
     return [pairs[donors[index]] for index in range(len(pairs))]
 
 
-def _sums(values: np.ndarray, unit_of: np.ndarray) -> np.ndarray:
-    """Return the sums [unit ratio] of values [pair ratio]."""
-    sums = np.zeros((unit_of.max() + 1, values.shape[1]))
-    np.add.at(sums, unit_of, values)
-    return sums
+def _attention(
+    vlm: "VLM", form: str, pairs: Sequence[Twins], begin: Begin, summed: Callable[..., Any]
+) -> Iterator[Row]:
+    """Yield the share of attention on each part, as a mean over layers and heads.
 
-
-def _attention(vlm: "VLM", forms: Mapping[str, Sequence[Twins]], rows: list[Row], seed: int, draws: int) -> str:
-    """Add rows of the attention that the first token of the answer gives each part; return why it cannot be read.
-
-    It is a mean over layers and heads.
+    Raises:
+        UserError: the attention cannot be read, or there are no parts to attend to.
     """
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import normalised
 
-    for form, pairs in forms.items():
-        prompts = [prompt for twins in pairs for prompt in twins[:2]]
-        batches = vlm.batches.form(prompts)
-        try:
-            with record_attention(vlm, queries=Queries.VERDICT) as record:
-                for batch in batches:
-                    vlm.score([prompts[index] for index in batch], metric=lambda logits: logits[:, 0])
-        except UserError as error:
-            return str(error)
+    def ask(batch: "list[Prompt]") -> list[dict[Any, Any]]:
+        with record_attention(vlm, queries=Queries.VERDICT) as record:
+            vlm.score(batch, metric=lambda logits: logits[:, 0])
         masses = normalised(record.masses)
         masses["segment"] = masses["segment"].astype(str).replace({"user": "user:1", "image_0": "image:1"})
-        share = masses.pivot_table(index="row", columns="segment", values="mass_without_sink", aggfunc="mean")
-        order = [index for batch in batches for index in batch]
-        clusters = np.unique([pairs[index // 2].cluster for index in order], return_inverse=True)[1]
-        names = [name for name in parts_of(prompts[0]) if name in share and share[name].notna().all()]
-        if not names:
-            return f"{vlm.name} has no image tokens or texts to attend to"
-        sums = _sums(share.loc[range(len(order)), names].to_numpy(), clusters)
-        for name, entry in zip(
-            names, ratios(sums, np.bincount(clusters).astype(float), seed=seed, draws=draws), strict=True
-        ):
-            rows.append(row("conversation_attention", arm=name, subset=form, entry=entry, n=len(prompts)))
-    return ""
+        shares = masses.pivot_table(index="row", columns="segment", values="mass_without_sink", aggfunc="mean")
+        return shares.reindex(range(len(batch))).to_dict("records")
+
+    prompts = begin([prompt for twins in pairs for prompt in twins[:2]])
+    share = pd.DataFrame(vlm.batches.gathered(prompts, ask))
+    names = [name for name in prompts[0].parts if name in share and share[name].notna().all()]
+    if not names:
+        raise UserError(f"{vlm.name} has no image tokens or texts to attend to")
+    clusters = np.unique(np.repeat([twins.cluster for twins in pairs], 2), return_inverse=True)[1]
+    shares = summed(unit_sums(share[names].to_numpy(), clusters), np.bincount(clusters).astype(float))
+    for name, entry in zip(names, shares, strict=True):
+        yield row("conversation_attention", arm=name, subset=form, entry=entry, n=len(prompts))
 
 
-def tables(results: Results) -> list[pd.DataFrame]:
+def tables(results: Results, attended: str) -> list[pd.DataFrame]:
     """Return a table with a line for each part of each form."""
     wanted = results.select(quantity=("conversation_share", "conversation_attention"))
 
     def heading(each: Row) -> str:
         if each.quantity == "conversation_attention":
-            return "attention of the first answer token"
+            return attended
         return "control: the same label" if each.rule else "share of the difference"
 
     return [pivot(wanted, {"differ in": "subset", "part": "arm"}, heading, title="What each part carries")]

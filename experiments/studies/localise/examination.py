@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.bootstrap import RATIO_DRAWS, ratios
+from experiments.metrics.bootstrap import RATIO_DRAWS, ratios, unit_sums
 from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED, claim_of
 from experiments.runs.results_table import Row, row
 from experiments.studies.localise.cases import TERMS, Cases, PromptPairs
@@ -59,13 +59,6 @@ def split_claims(
         entries = ratios(top[where][:, best], bottom[where], seed=seed, draws=draws)
         line[best] = [SIDES.get(claim_of(entry, small=None), 0) for entry in entries]
     return held
-
-
-def unit_sums(values: Float[np.ndarray, "row ..."], unit: Int[np.ndarray, " row"]) -> np.ndarray:
-    """Return the sums of the rows of each unit; ``unit`` has codes from 0."""
-    sums = np.zeros((int(unit.max()) + 1, *values.shape[1:]))
-    np.add.at(sums, unit, values)
-    return sums
 
 
 def slope_sums(

@@ -2,12 +2,15 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from experiments.runs.results_table import Results, read_results
-from experiments.studies.conversation_causes import CONTROL, Twins, causes, differing, exchanged, parts_of
+from experiments.studies.conversation_causes import CONTROL, Twins, causes, differing, exchanged
+from interp.attention.record import Queries, record_attention
+from interp.attention.tables import normalised
 from interp.prompt import Prompt
 from interp.sequence_metric import SequenceMetric
 from tests.experiments.compose import only_run
@@ -101,7 +104,7 @@ def test_nothing_is_shared_out_where_twins_do_not_differ_for_the_model():
 
 def test_parts_are_exchanged_in_their_places():
     one, other = turns()[0][:2]
-    assert parts_of(one) == {"image:1": [(0, 0)], "user:1": [(0, 1)], "assistant:1": [(1, 0)], "user:2": [(2, 0)]}
+    assert one.parts == {"image:1": [(0, 0)], "user:1": [(0, 1)], "assistant:1": [(1, 0)], "user:2": [(2, 0)]}
     assert differing(turns()[0]) == ["user:1", "user:2"]
     changed = exchanged(one, other, "user:1")
     assert changed.turns[0].parts == (one.images[0], other.turns[0].parts[1])
@@ -153,6 +156,27 @@ def test_nothing_is_found_for_refusals_in_words_where_nothing_is_planted():
     assert not results.select(quantity="conversation_share")
 
 
+def test_attention_of_answers_in_words_is_read_after_what_they_begin_with():
+    vlm, pairs = in_words(), pictures()
+    tokens = vlm.metric.openings[0][:1]
+
+    def begin(prompts):
+        return [replace(prompt, answer_prefix=tokens) for prompt in prompts]
+
+    def read(prompts):
+        with record_attention(vlm, queries=Queries.VERDICT) as record:
+            vlm.score(prompts, metric=lambda logits: logits[:, 0])
+        masses = normalised(record.masses)
+        return masses[masses["segment"] == "image:2"]["mass_without_sink"].mean()
+
+    both = [prompt for twins in pairs for prompt in twins[:2]]
+    for ways, prompts in (({}, both), ({"begin": begin}, begin(both))):
+        _, rows = causes(vlm, pairs, draws=100, **ways)
+        (row,) = Results(rows).select(quantity="conversation_attention", arm="image:2")
+        assert row.value == pytest.approx(read(prompts), rel=1e-5)
+    assert read(both) != pytest.approx(read(begin(both)), rel=1e-3)
+
+
 @pytest.mark.long
 def test_a_run_asks_for_earlier_answers_and_shares_out_the_refusal_margin(monkeypatch, tmp_path, capsys):
     run = refusing_run(monkeypatch, tmp_path, "+exp=conversation_causes", benchmark=ColouredConversations())
@@ -161,6 +185,9 @@ def test_a_run_asks_for_earlier_answers_and_shares_out_the_refusal_margin(monkey
     shares = {row.arm: row.value for row in results.select(quantity="conversation_share", rule="")}
     assert shares == pytest.approx({"user:1": 1, "assistant:1": 0}, abs=1e-3)
     assert "covers 100% of 18 refusals" in " ".join(capsys.readouterr().out.split())
+    assert "attention of the decisive token" in (only_run(run) / "report.html").read_text()
+    attention = {row.arm for row in results.select(quantity="conversation_attention")}
+    assert attention == {"image:1", "user:1", "assistant:1", "user:2"}
 
 
 @pytest.mark.long
