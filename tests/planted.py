@@ -124,6 +124,16 @@ def direction(name: str) -> Float[Tensor, " width"]:
     return torch.eye(WIDTH)[DIMENSIONS.index(name)]
 
 
+@dataclass(frozen=True)
+class Coloured:
+    """A picture of one colour, as a case holds it."""
+
+    redness: float = 0.5
+
+    def render(self) -> Image.Image:
+        return coloured(self.redness)
+
+
 def coloured(redness: float, size: int = SIDE, green: float = 0.5) -> Image.Image:
     """A plain picture of this redness (to 1 part in 255), from −1 (blue) to 1 (red)."""
     shares = ((1 + redness) / 2, green, (1 - redness) / 2)

@@ -7,26 +7,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from PIL import Image
 
 from experiments.config import Run
 from experiments.types import Item, Judgement, Kind, Loaded, Sample, Verdict
 from interp.messages import Message
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.planted import Plan, coloured, planted
+from tests.planted import Coloured, Plan, planted
 
 LEADS = ("the", "a", "what is the", "where is the", "is it the", "for the")
 OTHERS = ("this", "it is the", "what is a", "where is a", "is it a", "with the")  # of the development split
 HARMLESS, ALARMING = ("toy", "cake", "dog"), ("gun", "knife", "kill")
-
-
-@dataclass(frozen=True)
-class Coloured:
-    redness: float
-
-    def render(self) -> Image.Image:
-        return coloured(self.redness)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from transformers import GenerationMixin
 from experiments.run import main
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.long
+
 PACKAGES = tuple(str(REPOSITORY / name) for name in ("experiments", "interp", "mitigation"))
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The main job")[2]
 MOST = 12
@@ -40,7 +42,6 @@ def frames(root: Path, monkeypatch: pytest.MonkeyPatch, *, below: str) -> list[t
     return chain
 
 
-@pytest.mark.long
 def test_from_main_to_generate_there_are_few_frames_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = [frame.name for frame in frames(tmp_path, monkeypatch, below="mitigation/method.py")]
     assert len(chain) <= MOST, chain
@@ -48,7 +49,6 @@ def test_from_main_to_generate_there_are_few_frames_of_ours(tmp_path: Path, monk
     assert named[: len(chain)] == chain
 
 
-@pytest.mark.long
 def test_from_run_to_generate_the_arm_of_vcd_passes_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = frames(tmp_path, monkeypatch, below="mitigation/vcd.py")
     begin = next(at for at, frame in enumerate(chain) if frame.filename.endswith("evaluation/study.py"))

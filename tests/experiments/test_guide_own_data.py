@@ -11,6 +11,8 @@ from PIL import Image, ImageDraw
 from tests import forked
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.long
+
 GUIDE = (REPOSITORY / "docs" / "guide-own-data.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^forestlens (.+)$", GUIDE, re.MULTILINE)
 HEADER = re.search(r"```csv\n(.+)\n", GUIDE)
@@ -40,7 +42,6 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return forked.typed("experiments.run", *command.split(), folder=folder, COLUMNS="300")
 
 
-@pytest.mark.long
 def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> None:
     preview, study, report, paper, _ = COMMANDS  # the last trains: test_vrtuning_own_data
     looked = typed(preview, mine)
@@ -65,7 +66,6 @@ def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> Non
     assert str(mine) not in (page.parent / "paper" / "methods.md").read_text()
 
 
-@pytest.mark.long
 def test_the_guide_shows_a_message_as_it_is(mine: Path) -> None:
     path = mine / "mine" / "cases.csv"
     rows = path.read_text().splitlines()

@@ -10,13 +10,14 @@ from experiments.report.saved_run import read_run
 from tests.experiments.compose import run_of
 from tests.forked import typed
 
+pytestmark = pytest.mark.long
+
 RULE = """
 def rule(scores, step, *, strength=1.0):
     return scores if step else scores * (1 + strength)
 """
 
 
-@pytest.mark.long
 def test_a_sweep_ends_in_one_table(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RULE)
     command = ["method=file", f"method.path={tmp_path}/mine.py", "limit=12", "draws=50", f"output_root={tmp_path}/o"]
@@ -41,7 +42,6 @@ def test_a_sweep_ends_in_one_table(tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.long
 def test_such_a_sweep_ends_in_a_sentence(tmp_path: Path) -> None:
     ended = typed("experiments.run", "-m", "limit=1", "limit=2", f"output_root={tmp_path}")
     assert ended.returncode == 2

@@ -27,6 +27,8 @@ from mitigation.vrtuning.data import Row, from_rows
 from tests.interp.test_pictures import MODES
 from tests.tiny import tiny_llava
 
+pytestmark = pytest.mark.long
+
 TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_90", 7: "TRANSVERSE",
          8: "ROTATE_270"}  # fmt: skip
 TURNED = (None, *range(1, 9))
@@ -110,7 +112,6 @@ def on_the_page(picture: Image.Image) -> Tensor:
     return asked(kept)
 
 
-@pytest.mark.long
 @given(st.sampled_from(STORED), st.sampled_from(TURNED), st.integers(0, 10))
 @settings(max_examples=60)
 def test_a_file_is_the_same_tensor_whichever_way_it_comes_in(
@@ -151,7 +152,6 @@ def test_a_file_is_the_same_tensor_whichever_way_it_comes_in(
         assert torch.equal(asked(Image.open(again)), seen)
 
 
-@pytest.mark.long
 @given(st.sampled_from(MODES), st.sampled_from(TURNED), st.integers(0, 10))
 @settings(max_examples=60)
 def test_a_picture_in_memory_is_the_same_tensor_and_upright(mode: str, orientation: int | None, seed: int) -> None:

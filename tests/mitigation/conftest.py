@@ -12,6 +12,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from tests.conftest import REPOSITORY
+from tests.mitigation.slow_rule import extend
 from tests.tiny import picture
 
 TOKENS = 8
@@ -79,12 +80,5 @@ def uncached(
         steps.append(scores)
         ids.append(int(scores.argmax()))
         for inputs in grown.values():
-            for key in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"):
-                if key in inputs:
-                    causal = int(model.config.model_type == "paligemma")  # its prompt sees both ways and has type 0
-                    tail = {"input_ids": ids[-1], "attention_mask": 1, "token_type_ids": causal}.get(key, 0)
-                    inputs[key] = torch.cat([inputs[key], inputs[key].new_full((1, 1), tail)], dim=1)
-            for key in ("image_attention_mask", "cross_attention_mask"):
-                if key in inputs:
-                    inputs[key] = torch.cat([inputs[key], inputs[key][:, -1:]], dim=1)
+            extend(model, inputs, ids[-1])
     return ids, torch.stack(steps)

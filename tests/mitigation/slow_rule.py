@@ -8,8 +8,6 @@ from torch import Tensor
 
 from interp.vlm import VLM
 
-GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-
 
 def decided(vlm: VLM, *, by: float = 20.0) -> VLM:
     """The model, whose every token is Yes or No by its own margin; with a lower ``by`` only some are."""
@@ -20,6 +18,16 @@ def decided(vlm: VLM, *, by: float = 20.0) -> VLM:
 
     vlm.model.get_submodule(vlm.module_map.lm_head).register_forward_hook(leaning)
     return vlm
+
+
+def extend(model: Any, inputs: dict[str, Any], token: int) -> None:
+    """Append a token to the inputs of one prompt."""
+    causal = int(model.config.model_type == "paligemma")  # its prompt sees both ways and has type 0
+    tails = {"input_ids": token, "attention_mask": 1, "token_type_ids": causal, "mm_token_type_ids": 0}
+    for key in tails.keys() & inputs.keys():
+        inputs[key] = torch.cat([inputs[key], inputs[key].new_full((1, 1), tails[key])], dim=1)
+    for key in {"image_attention_mask", "cross_attention_mask"} & inputs.keys():
+        inputs[key] = torch.cat([inputs[key], inputs[key][:, -1:]], dim=1)
 
 
 @torch.no_grad()
@@ -47,8 +55,5 @@ def slow_rule(
             scores = cut
         ids.append(int(scores.argmax()))
         for inputs in grown:
-            for key in GROWING:
-                if key in inputs:
-                    tail = {"input_ids": ids[-1], "attention_mask": 1}.get(key, 0)
-                    inputs[key] = torch.cat([inputs[key], inputs[key].new_full((1, 1), tail)], dim=1)
+            extend(vlm.model, inputs, ids[-1])
     return ids, margin

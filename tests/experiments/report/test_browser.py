@@ -14,6 +14,8 @@ from tests.experiments.browser import opened
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_records, write_run
 
+pytestmark = pytest.mark.long
+
 pytestmark = pytest.mark.browser
 
 HOSTILE = (
@@ -47,7 +49,6 @@ def shown(tab: Any) -> int:
     return int(tab.locator("#count").inner_text().split(" of ")[0])
 
 
-@pytest.mark.long
 def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
     assert tab.locator("#count").inner_text() == "120 of 120 cases"
     assert 0 < tab.locator(".row").count() < 40
@@ -56,7 +57,6 @@ def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
     tab.locator('.row[data-case="icon/0119"]').wait_for()
 
 
-@pytest.mark.long
 def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, run: Path) -> None:
     with opened(browser, run / "report.html", fragment="#case=icon%2F0005&arm=prompt") as tab:
         assert tab.locator("#detail h3").inner_text().startswith("icon/0005")
@@ -73,7 +73,6 @@ def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, 
         tab.locator("#said", has_text="no case nowhere").wait_for()
 
 
-@pytest.mark.long
 def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> None:
     found = [flip for flip in flips_of(run) if flip.records["vcd"]["subset"] == "typical"]
     unsafe = found[0].case if found else "icon/0000"
@@ -90,7 +89,6 @@ def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> No
     assert "blur" in tab.locator("#detail .veil img").evaluate(blurred)  # asked for again
 
 
-@pytest.mark.long
 def test_labels_are_exported_as_the_importer_reads_them(tab: Any, run: Path, tmp_path: Path) -> None:
     tab.evaluate("location.hash = '#case=icon%2F0005&arm=vcd'")
     side = tab.locator('#detail .side[data-arm="vcd"]').first
@@ -118,7 +116,6 @@ def test_labels_are_exported_as_the_importer_reads_them(tab: Any, run: Path, tmp
     assert "2 labelled" in tab.locator("#labelled").inner_text()
 
 
-@pytest.mark.long
 def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: Path) -> None:
     records = predictions(24)
     of_case = {case: HOSTILE[at % len(HOSTILE)] for at, case in enumerate(sorted({r["case"] for r in records}))}
@@ -139,7 +136,6 @@ def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: P
         assert tab.locator("#detail img[src='x']").count() == 0
 
 
-@pytest.mark.long
 def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
     tab.keyboard.press("j")
     unnamed = tab.evaluate(
@@ -156,7 +152,6 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
     assert {"search", "f-flip", "list", "mark-right", "mark-wrong", "annotator"} <= reached
 
 
-@pytest.mark.long
 def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path, predictions(24, seed=1))
     build(other)

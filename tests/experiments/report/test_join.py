@@ -1,6 +1,7 @@
 """One run's report built again, and several runs joined into one comparison."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from experiments.report.text import summary
 from experiments.runs.results_table import read_results
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import ARMS, predictions, write_run
+from tests.experiments.synthetic_run import ARMS, environment, predictions, write_run
+
+pytestmark = pytest.mark.long
 
 
 def report(*overrides: str) -> None:
@@ -25,20 +28,10 @@ HASH = " (ffffffff)"  # of the weights of every run here
 OWN, OTHER = f"llava_organism{HASH}", f"bigger{HASH}"
 
 
-def renamed(folder: Path, model: str) -> Path:
-    """The same run as if another model had been asked."""
-    environment = json.loads((folder / "environment.json").read_text())
-    environment["model"]["name"] = model
-    (folder / "environment.json").write_text(json.dumps(environment))
-    lines = [json.loads(line) | {"settings": model} for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-@pytest.mark.long
 def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
-    other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
+    model = environment()["model"] | {"name": "bigger"}
+    other = changed(write_run(tmp_path / "other", predictions(40, seed=1)), ARMS, "bigger", model=model)
     report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
     (folder,) = (tmp_path / "out" / "joined").iterdir()
     saved = read_run(folder)
@@ -66,25 +59,24 @@ def joined_of(tmp_path: Path, *folders: Path) -> SavedRun:
     return read_run(folder)
 
 
-def changed(folder: Path, arm: str, settings: str, **environment: object) -> Path:
-    """The run as if ``arm`` had been asked under other settings."""
+def changed(folder: Path, arms: Collection[str], settings: str, **environment: object) -> Path:
+    """The run as if ``arms`` had been asked under other settings."""
     file = folder / "environment.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | environment))
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    lines = [line | {"settings": settings} if line["arm"] == arm else line for line in lines]
+    lines = [line | {"settings": settings} if line["arm"] in arms else line for line in lines]
     (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-@pytest.mark.long
 def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = changed(
-        write_run(tmp_path / "a", predictions(40)), "vcd", "old", code={"vcd": "aaaaaaaaaaaa", "other": "cccc"}
+        write_run(tmp_path / "a", predictions(40)), ["vcd"], "old", code={"vcd": "aaaaaaaaaaaa", "other": "cccc"}
     )
     edited = [one if one["arm"] != "vcd" else one | {"margin": 2 * one["margin"]} for one in predictions(40)]
-    after = changed(write_run(tmp_path / "b", edited), "vcd", "new", code={"vcd": "bbbbbbbbbbbb", "other": "cccc"})
+    after = changed(write_run(tmp_path / "b", edited), ["vcd"], "new", code={"vcd": "bbbbbbbbbbbb", "other": "cccc"})
     saved = joined_of(tmp_path, before, after)
     old, new = "vcd aaaaaaaa: vcd", "vcd bbbbbbbb: vcd"
     assert arms_of(saved.results, saved.metrics) == ["baseline", old, "calibrated_shift", "prompt", new]
@@ -102,16 +94,14 @@ def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     assert f"table: {saved.directory / 'results.csv'}" in terminal
 
 
-@pytest.mark.long
 def test_cases_of_one_run_alone_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(48))
-    saved = joined_of(tmp_path, changed(one, "vcd", "a"), changed(other, "vcd", "b", seed=1))
+    saved = joined_of(tmp_path, changed(one, ["vcd"], "a"), changed(other, ["vcd"], "b", seed=1))
     assert {(row.n, row.n_of) for row in saved.results.select(quantity="answered")} == {(40, 40)}
     assert saved.environment["benchmark"]["n"] == 40
     assert "every run asked 40 cases; 8 others do not count" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.long
 def test_a_case_with_another_picture_is_refused(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
     for folder, colour in ((one, "red"), (other, "blue")):

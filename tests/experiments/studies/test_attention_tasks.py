@@ -10,6 +10,8 @@ from experiments.benchmarks.iconworld import IconWorld
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
+pytestmark = pytest.mark.long
+
 
 def execute(saved: Path, outputs: Path, *overrides: str) -> Path:
     """Runs a task and names its newest directory."""
@@ -30,7 +32,6 @@ def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return execute(saved, outputs, "task=attention", "limit=9", "task.failures=1", "task.figures=0")
 
 
-@pytest.mark.long
 def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
     arms = {json.loads(line)["arm"] for line in (finished / "predictions.jsonl").read_text().splitlines()}
     assert arms == {"baseline"}
@@ -40,7 +41,6 @@ def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
     assert (finished / "report.html").exists()
 
 
-@pytest.mark.long
 def test_an_existing_run_is_analysed_where_it_lies(
     saved: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,7 +59,6 @@ def test_an_existing_run_is_analysed_where_it_lies(
         assert (finished / name).exists()
 
 
-@pytest.mark.long
 def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_path: Path) -> None:
     def refused(folder: Path, match: str, *overrides: str) -> None:
         with pytest.raises(UserError, match=match):
@@ -79,7 +78,6 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
         refused(copy, match)
 
 
-@pytest.mark.long
 def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

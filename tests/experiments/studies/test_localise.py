@@ -3,13 +3,12 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.report.text import lines
@@ -30,19 +29,9 @@ from experiments.types import Sample
 from interp.errors import UserError
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.planted import Plan, _copy, coloured, planted
+from tests.planted import Coloured, Plan, _copy, planted
 
 ICONS = IconWorld().load().samples
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A picture of one colour."""
-
-    redness: float
-
-    def render(self) -> Image.Image:
-        return coloured(self.redness)
 
 
 def coloured_pairs(units: int = 20, each: int = 2, *, lift: float = 1.0) -> list[Sample]:
@@ -57,7 +46,7 @@ def coloured_pairs(units: int = 20, each: int = 2, *, lift: float = 1.0) -> list
                 found.append(
                     Sample(
                         f"{unit}-{at}-{gold}", "over_safety" if safe else "typical", "", "yes" if safe else "no",
-                        "Is this safe?", "Is this safe?", Plain(redness), f"cluster {unit}", f"{unit}-{at}",
+                        "Is this safe?", "Is this safe?", Coloured(redness), f"cluster {unit}", f"{unit}-{at}",
                         {"template": f"template {unit}"},
                     )
                 )  # fmt: skip

@@ -65,24 +65,17 @@ from interp.hooks.residual import Residuals
 from interp.segments import segment
 from interp.tools.patching import PatchEffects
 from interp.vlm import VLM, Prompt
-from tests.planted import coloured
+from tests.planted import Coloured
 from tests.snapshots import check
 from tests.tiny import picture
 
 BASE = "baseline"
 
 
-class Plain:
-    """A picture of one colour."""
-
-    def render(self) -> Any:
-        return coloured(0.5)
-
-
 def sample(number: int, *, safe: bool, text: str = "s", pair: str | None = None, **tags: str) -> Sample:
     subset: Any = "over_safety" if safe else "typical"
     gold: Any = "yes" if safe else "no"
-    return Sample(f"c{number}", subset, "x", gold, text, text, Plain(), f"k{number // 2}", pair, tags)
+    return Sample(f"c{number}", subset, "x", gold, text, text, Coloured(), f"k{number // 2}", pair, tags)
 
 
 def paired(count: int, sentence: Any = lambda pair: "s") -> tuple[Sample, ...]:

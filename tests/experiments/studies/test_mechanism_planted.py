@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
@@ -25,18 +23,10 @@ from interp.vlm import VLM
 from tests.experiments.benchmarks.iconworld_table import scored, write_table
 from tests.experiments.compose import run_of
 from tests.families import llava, paligemma, qwen2_vl
-from tests.planted import Plan, coloured, planted
+from tests.planted import Coloured, Plan, planted
 from tests.tiny import Pieces
 
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
-
-
-@dataclass(frozen=True)
-class Coloured:
-    redness: float
-
-    def render(self) -> Image.Image:
-        return coloured(self.redness)
 
 
 def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dict[str, Any]]]:

@@ -23,6 +23,8 @@ from interp.prompt import Prompt
 from mitigation import VCD, Baseline
 from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored
 
+pytestmark = pytest.mark.long
+
 pytestmark = pytest.mark.browser
 
 HEAR = """
@@ -96,7 +98,6 @@ def drawn(page: Explored) -> Prompt:
     return Prompt(prompt().text, page.server.pictures.open("drawn:man:1"), key=prompt().key, request=TEXT)
 
 
-@pytest.mark.long
 def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, page: Explored, organism: Any) -> None:
     expected = [method.generate(organism, [prompt()], max_new_tokens=16) for method in (Baseline(), VCD())]
     assert numbers(tab, "#sides") == [one.margins[0].item() for one in expected]
@@ -121,7 +122,6 @@ def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, p
     assert tab.locator("button.token[style*='--share']").count() > 5
 
 
-@pytest.mark.long
 def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page: Explored, organism: Any) -> None:
     plain = numbers(tab, "#sides")
     tab.locator('[data-tool="cut"] input[type="checkbox"]').check()
@@ -142,7 +142,6 @@ def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page
     assert act(tab, "lens", "#closer", ".curve") == logit_lens(organism, prompt()).margins[0, :, 0].tolist()
 
 
-@pytest.mark.long
 def test_the_address_holds_the_experiment_and_gives_its_number(browser: Any, page: Explored) -> None:
     with tab_on(browser, page) as tab:
         tab.locator("#arms details summary").last.click()
@@ -156,7 +155,6 @@ def test_the_address_holds_the_experiment_and_gives_its_number(browser: Any, pag
         assert again.input_value("#text") == "Can I eat this?"
 
 
-@pytest.mark.long
 def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>\u202e"
     Image.new("RGB", (40, 30), (200, 30, 30)).save(tmp_path / "<b>own.png")
@@ -176,7 +174,6 @@ def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tm
         assert "picture" in tab.locator(".trouble").inner_text()
 
 
-@pytest.mark.long
 def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     tab: Any, page: Explored, organism: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
