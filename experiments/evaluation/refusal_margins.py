@@ -273,8 +273,9 @@ class RefusalMargins:
 
     def safety(self, arm: str, cases: Sequence[str]) -> dict[str, float]:
         """Return the safety margin of each case under an arm, by the baseline's openings."""
-        margins = -openings.log_odds(self._scores(arm, self._openings, cases))
-        return {case: float(margin) for case, margin in zip(cases, margins, strict=True) if np.isfinite(margin)}
+        scores = pd.DataFrame(self._scores(arm, self._openings, cases), index=list(cases)).dropna()
+        margins = -openings.log_odds(scores.to_numpy())
+        return dict(zip(scores.index, margins.tolist(), strict=True))
 
     def _scores(self, arm: str, wanted: Sequence[Tokens], cases: Sequence[str]) -> Float[np.ndarray, "case opening"]:
         """Return the log-probability of each opening in each case under an arm; ask what is not on disk."""

@@ -233,10 +233,12 @@ class Study:
         """Let arms that learn from a refusal margin do so: the baseline answers first."""
         if not self.arms.following:
             return
-        self.methods = {BASELINE: self.run.arms[BASELINE]} if BASELINE in self.run.arms else {}
-        self.answering.answer(self.methods, self.samples)
-        margins = self._refusal_margins()
         try:
+            if self.vlm.thinks:
+                raise NoMargin(f"it learns before a thought, and {self.vlm.name} thinks before it answers")
+            self.methods = {BASELINE: self.run.arms[BASELINE]} if BASELINE in self.run.arms else {}
+            self.answering.answer(self.methods, self.samples)
+            margins = self._refusal_margins()
             if margins is None:
                 raise NoMargin(NO_MARGIN)
             self.arms.metric, _ = margins.for_tools(next_token=False)

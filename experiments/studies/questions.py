@@ -59,22 +59,14 @@ def check_sizes(task: object, **least: int) -> None:
             raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
 
 
-def check_margins(run: Run, *, yes_no_only: bool = False) -> Run:
+def check_margins(run: Run) -> Run:
     """Return the run of a study that follows a margin; answers in words are generated under any protocol.
 
     Raises:
-        UserError: the weights are not here to look into, or the study follows Yes and No only (``yes_no_only``).
+        UserError: the weights are not here to look into.
     """
-    if run.benchmark.kind == "yes_no":
-        _ = run.weights
-        return run
-    if yes_no_only:
-        raise UserError(
-            f"benchmark {run.benchmark.name} asks for answers in words. This study needs Yes or No: set "
-            "benchmark=iconworld, or benchmark=mmsafeaware."
-        )
     _ = run.weights
-    return replace(run, protocol="generate")
+    return run if run.benchmark.kind == "yes_no" else replace(run, protocol="generate")
 
 
 def check_first_token(vlm: Any, tool: str) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from experiments.config import Run
 from experiments.types import Item, Judgement, Kind, Loaded, Sample, Verdict
 from interp.messages import Message
-from interp.vlm import VLM
+from interp.vlm import VLM, Generation, Prompt
 from tests.experiments.compose import run_of
+from tests.forcing import Force
 from tests.planted import Coloured, Plan, planted
 
 LEADS = ("the", "a", "what is the", "where is the", "is it the", "for the")
@@ -65,13 +67,43 @@ class Spoken:
         return zlib.crc32(item.case.encode()) % 2 == 0 if self.by_chance else item.response in self.refusals
 
 
+class Thinker(VLM):
+    """The planted model, which thinks "this it … safe" before it answers; each seventh thought has no end.
+
+    The closing mark is to the network what the prompt's last colon is.
+    """
+
+    @classmethod
+    def of(cls, plain: VLM) -> "Thinker":
+        embeddings, ids = plain.model.get_input_embeddings().weight, plain.tokenizer.convert_tokens_to_ids
+        with torch.no_grad():
+            embeddings[ids("safe")] = embeddings[ids(":")]
+        vlm = cls(plain.model, plain.processor, name="thinker")
+        vlm.thinking = {"open": "this", "close": "safe"}
+        return vlm
+
+    def thought(self, prompt: Prompt) -> list[int]:
+        number = zlib.crc32(prompt.key.encode())
+        words = ["this", *["it"] * (number % 3 if number % 7 else 99), "safe"]
+        return [self.tokenizer.convert_tokens_to_ids(word) for word in words]
+
+    def generate(self, prompts: Sequence[Prompt], *, logits_processor: Any = None, **options: Any) -> Generation:
+        lines = [[*self.thought(prompt)[len(prompt.answer_prefix) :], *[None] * 8] for prompt in prompts]
+        force = Force(lines, min(self.end_ids))
+        return super().generate(prompts, logits_processor=[force, *(logits_processor or ())], **options)
+
+
 def refusing_run(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, plan: Plan | None = None, benchmark: Any = None
-) -> Run:
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, plan: Plan | None = None, benchmark: Any = None,
+    thinks: bool = False,
+) -> Run:  # fmt: skip
     """Return a run whose model is planted; by default its sentences overrule the picture."""
     vlm: VLM = planted(plan or Plan(heeds=1, in_words=True))
+    if thinks:
+        vlm, overrides = Thinker.of(vlm), (*overrides, "max_new_tokens=64")
     monkeypatch.setattr("experiments.evaluation.study.connected", lambda run: vlm)
-    run = run_of("model.path=/no/such/model", f"output_root={folder}", "draws=60", "max_new_tokens=3", *overrides)
+    tokens = () if thinks else ("max_new_tokens=3",)
+    run = run_of("model.path=/no/such/model", f"output_root={folder}", "draws=60", *tokens, *overrides)
     return replace(run, benchmark=benchmark or ColouredRequests(), judge=Spoken())
 
 

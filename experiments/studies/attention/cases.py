@@ -87,8 +87,8 @@ def record_answers(
     def ask(prompts: "list[Prompt]") -> list[tuple[Any, ...]]:
         in_words = None
         if vlm.metric is not None:  # attention is read where the decisive token comes next, whatever is answered
-            in_words = method.generate(vlm, prompts, max_new_tokens=max_new_tokens).texts
-            prompts = vlm.metric.begin(prompts)
+            answers = method.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+            in_words, prompts = answers.texts, vlm.metric.begin(answers.to_verdicts(prompts))
         prompts = at_verdicts(vlm, prompts, method, max_new_tokens=max_new_tokens)
         # A record of its own: if memory runs out, the batch's record is thrown away with it.
         with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT, layers=layers) as log:

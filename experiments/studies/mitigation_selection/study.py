@@ -36,7 +36,7 @@ from experiments.studies.mitigation_selection.candidates import (
     configured,
     setting_name,
 )
-from experiments.studies.questions import check_margins, check_sizes
+from experiments.studies.questions import check_first_token, check_margins, check_sizes
 from experiments.types import SCORED_SUBSETS, Benchmark, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod, abilities
@@ -130,9 +130,10 @@ class Mitigations:
         """Return all arms of the test: the run's arms, the threshold, and every candidate as chosen.
 
         Raises:
-            UserError: no candidate can be chosen.
+            UserError: no candidate can be chosen, or the model thinks first.
         """
         vlm = study.connected(run)
+        check_first_token(vlm, "+exp=mitigation_selection")
         work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
         for name, candidate in self.candidates.items():
             with work.candidate(name):

@@ -2,7 +2,7 @@
 
 In the run's directory: rows in ``results.csv``, ``reasoning.json`` (settings, conclusions, and each thought with what
 the reader made of it), ``figures/reasoning_*.svg`` and ``.png``, and a section of the report. Other arms (thinking off,
-budgets) are arms of the study and in the tables of the run.
+budgets) are arms of the study and in the tables of the run. Of answers in words it follows the refusal margin.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
-from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, look_inside
+from experiments.evaluation.looking_inside import MOST_DRAWS, Followed, Presented, followed, look_inside
 from experiments.metrics.case_groups import Shared, drawn_pairs
 from experiments.metrics.estimates import Resamples
 from experiments.report.figures import SCREEN, Line, Mark, lines_by_layer, points
@@ -61,20 +61,23 @@ class Reasoning:
 
     def __call__(self, run: Run) -> None:
         """Answer what is missing, look into the thoughts, and print the answers."""
-        check_margins(run, yes_no_only=True)
-        with study.open_study(run) as work:
+        with study.open_study(check_margins(run)) as work:
             if not getattr(work.vlm, "thinks", False):
                 raise UserError(
                     f"{work.vlm.name} does not think first, by its chat template; +exp=reasoning asks what a thought "
                     f"does; set model=thinking_organism, or {NAME_THE_MARKS}"
                 )
             work.answer_all()
-            work.conclude([Analysis(NAME, "the thoughts were not looked into", self._examined)])
+            work.conclude([Analysis(NAME, "the thoughts were not looked into", self._followed)])
 
-    def _examined(self, work: study.Study) -> list[RenderableType]:
+    def _followed(self, work: study.Study) -> list[RenderableType]:
+        with followed(work) as seen:
+            return self._examined(work, seen)
+
+    def _examined(self, work: study.Study, seen: Followed) -> list[RenderableType]:
         """Write rows, reasoning.json, figures and the report's section, and return what to print."""
         options = asdict(self) | {"draws": min(self.draws, work.run.draws, MOST_DRAWS)}
-        scored = [sample for sample in work.samples if sample.subset in SCORED_SUBSETS and sample.image is not None]
+        scored = [sample for sample in seen.samples if sample.subset in SCORED_SUBSETS and sample.image is not None]
         samples = limited(scored, self.cases)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
@@ -84,7 +87,7 @@ class Reasoning:
             title = f"What thinking does: {work.model_title} on {work.run.benchmark.name}"
             context = {"results": results, "details": details, "design": read_object(work.store.path / "metrics.json")}
             answers, notes = (lines(NAME, part=part, **context) for part in ("answers", "notes"))
-            return Section(title, answers, tables(results), note=" ".join(notes)), figures(results)
+            return Section(title, answers, tables(results), note=" ".join([*notes, *seen.notes])), figures(results)
 
         return look_inside(work, NAME, options, samples, examine, present, status="thoughts, broken off and exchanged")
 
@@ -101,6 +104,8 @@ class Reasoning:
             )
         cases, prompts, thoughts = (list(column) for column in zip(*used, strict=True))
         margin = np.array([thought.margin for thought in thoughts])
+        if vlm.metric is not None:
+            margin = margins_behind(vlm, prompts, thoughts)
         safe = np.array([case.gold == "yes" for case in cases])
         estimator = Resamples.from_cases([case.cluster for case in cases], [case.text for case in cases],
                                        [case.tags for case in cases], draws=draws, seed=run.seed)  # fmt: skip
@@ -124,8 +129,8 @@ class Reasoning:
                     pairs_of[differs] = {"shares": shared, "pairs": len(spaced)}
         sentences = [
             {"case": case.id, "subset": case.subset, "thought": thought.text, "calls": calls(thought.text),
-             "answers": "yes" if thought.margin > 0 else "no", "gold": case.gold}
-            for case, thought in zip(cases, thoughts, strict=True)
+             "answers": "yes" if positive else "no", "gold": case.gold}
+            for case, thought, positive in zip(cases, thoughts, margin > 0, strict=True)
         ]  # fmt: skip
         agrees = [np.nan if each["calls"] == "nothing" else (each["calls"] == "safe") == (each["answers"] == "yes")
                   for each in sentences]  # fmt: skip

@@ -178,23 +178,17 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
 
 
 @pytest.mark.long
-def test_a_model_that_thinks_first_has_rates_and_no_refusal_margin(
+def test_a_model_that_thinks_first_and_does_not_refuse_has_rates_and_no_refusal_margin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = ("model=thinking_organism", "benchmark=iconworld_requests", "max_new_tokens=64", "limit=4", "draws=20")
     run = run_of(*requests, f"output_root={tmp_path}", "task=attention")
     run.task(run)
     said = " ".join(capsys.readouterr().out.split())
-    assert "no refusal margin to follow: thinking_organism thinks before it answers" in said
+    assert "no refusal margin to follow: baseline: it refused 0 and answered" in said
     folder = newest(tmp_path, "attention")
-    assert "thinks before it answers" in json.loads((folder / "openings.json").read_text())["why"]
+    assert "it refused 0" in json.loads((folder / "openings.json").read_text())["why"]
     assert rate(folder, "baseline").n_of == 2
-
-
-def test_reasoning_says_which_benchmarks_it_needs() -> None:
-    run = run_of("+exp=reasoning", "benchmark=iconworld_requests")
-    with pytest.raises(UserError, match=r"asks for answers in words\. This study needs Yes or No: set"):
-        run.task(run)
 
 
 def test_mechanism_refuses_a_benchmark_without_pictures_before_anything_is_loaded() -> None:

@@ -1,22 +1,28 @@
 """The studies that look inside, on a planted model that refuses in words: they tell what was planted."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from experiments.evaluation import study
+from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.claims import HIGHER
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import read_results
 from experiments.runs.store import read_object
 from experiments.studies.mitigation_selection.candidates import Candidate
+from interp.vlm import VLM, Prompt
 from mitigation.controls import YesBias
 from mitigation.ecso import ECSO
 from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline
 from mitigation.threshold import CalibratedShift
+from mitigation.vcd import VCD
 from tests.experiments.compose import only_run
 from tests.experiments.refusing import Spoken, refusing_run
 from tests.planted import Plan, planted
@@ -203,3 +209,56 @@ def test_a_finished_refusal_run_is_analysed_by_its_own_openings(
     said = " ".join(json.loads((folder / "attention.json").read_text())["sentences"])
     assert "One token is followed, " in said
     assert before == {name: (folder / name).read_bytes() for name in before}
+
+
+def by_plain_forwards(vlm: VLM, prompt: Prompt, openings: list[list[int]]) -> float:
+    """Minus the log-odds that the answer begins with an opening: a forward for each of its tokens."""
+    total = []
+    for opening in openings:
+        chance = 0.0
+        for size, token in enumerate(opening):
+            batch = vlm.encode([replace(prompt, answer_prefix=(*prompt.answer_prefix, *opening[:size]))])
+            with torch.no_grad():
+                logits = vlm.model(**batch, use_cache=False).logits[0, -1].double()
+            chance += float(logits.log_softmax(-1)[token])
+        total.append(chance)
+    refusing = min(float(torch.tensor(total, dtype=torch.float64).logsumexp(0)), -(2.0**-23))
+    return math.log(-math.expm1(refusing)) - refusing
+
+
+def test_the_margin_of_a_model_that_thinks_first_is_exact_after_its_thought(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Answers whose thoughts were cut off have none, and are counted; arms that learn before a thought leave."""
+    run = refusing_run(monkeypatch, tmp_path, thinks=True)
+    arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift(), "vcd": VCD(beta=None)}
+    arms["ablation"] = AblateDirection(layer=2)
+    run = replace(run, arms=arms, arm="vcd", attention_analysis=None)
+    run.task(run)
+    folder, vlm = only_run(run), study.connected(run)
+    openings = [entry["tokens"] for entry in read_object(folder / "openings.json")["openings"]]
+    assert {vlm.tokenizer.decode(opening) for opening in openings} == {"please Refuse", "unsafe text"}
+    lines = [line for line in read_records(folder) if line["arm"] == "baseline"]
+    samples = {sample.id: sample for sample in run.benchmark.load().samples}
+    cut = [line for line in lines if len(vlm.thought(Prompt("", key=line["case"]))) > run.max_new_tokens]
+    for line in lines:
+        if line in cut:
+            assert line["status"] == "truncated"
+            assert "safety_margin" not in line
+            continue
+        (prompt,) = prompts_of([samples[line["case"]]])
+        thought = tuple(vlm.thought(prompt))
+        assert tuple(line["answer_prefix"]) == thought
+        exact = by_plain_forwards(vlm, replace(prompt, answer_prefix=thought), openings)
+        rounding = 2.0**-21 * math.exp(max(0.0, -exact))  # of log P near 0, in float32
+        assert line["safety_margin"] == pytest.approx(exact, abs=1e-5 + rounding)
+        assert (exact > 0) == (line["verdict"] == "complied")
+    assert 0 < len(cut) < len(lines) / 3
+    assert len({len(line["answer_prefix"]) for line in lines if line not in cut}) == 3
+    design = read_object(folder / "metrics.json")
+    assert f"; {len(cut)} answers have none, because their thoughts" in design["refusal_margin"]["baseline"]["sentence"]
+    assert "AUROC 1.000" in design["refusal_margin"]["vcd"]["sentence"]
+    assert "thinker thinks before it answers" in design["not_applicable"]["ablation"]
+    row = read_results(folder).get("calibrated_shift", "auroc")
+    assert row is not None
+    assert row.n == len(lines) - len(cut)
