@@ -28,7 +28,6 @@ def typed(
 ) -> subprocess.CompletedProcess[str]:
     """What ``python -m module words`` answers in ``folder``; it is ended after ``seconds``."""
     server = _server()
-    assert server.stdin is not None
     with tempfile.TemporaryDirectory() as kept:
         said = [Path(kept, "stdout"), Path(kept, "stderr")]
         asked = [module, words, str(folder), dict(os.environ | environment), [*map(str, said)], seconds]

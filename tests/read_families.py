@@ -291,7 +291,6 @@ def _processor(name: str, recipe: Recipe) -> Any:
 def _tokenizer(kind: Any, recipe: Recipe) -> Any:
     """Special tokens are the literals in the processor's source and its tokenizer's attributes."""
     path = inspect.getsourcefile(kind)
-    assert path is not None
     source = re.sub(r'r?"""(?:.|\n)*?"""', "", open(path, encoding="utf-8").read())  # noqa: SIM115
     literals = re.findall(r"[\"'](<[^\"'{}\n \\]{1,40}>|\[[A-Z_]+\])[\"']", source)
     literals = [token for token in literals if not token.startswith(("<row", "<0x"))]

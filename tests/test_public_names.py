@@ -49,7 +49,6 @@ def test_importing_the_package_loads_no_torch(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checkers_see_the_same_names(package: str) -> None:
     spec = find_spec(package)
-    assert spec.origin is not None
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}

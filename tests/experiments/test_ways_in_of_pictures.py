@@ -77,18 +77,14 @@ def tiny() -> VLM:
 
 def asked(picture: Image.Image) -> Tensor:
     """What the model gets of a prompt with this picture."""
-    pixels = tiny().encode([Prompt(QUESTION, picture)])["pixel_values"]
-    assert isinstance(pixels, Tensor)
-    return pixels
+    return tiny().encode([Prompt(QUESTION, picture)])["pixel_values"]
 
 
 def trained_on(picture: Image.Image | Path, max_pixels: int | None = None) -> Tensor:
     """What the model gets of a training row."""
     data = from_rows([Row(picture, QUESTION, "", "Yes")])
     assert data.skipped == []
-    pixels = Collator(tiny(), max_pixels)([data.dataset[0]])["pixel_values"]
-    assert isinstance(pixels, Tensor)
-    return pixels
+    return Collator(tiny(), max_pixels)([data.dataset[0]])["pixel_values"]
 
 
 def in_a_table(folder: Path, cell: Any) -> Tensor:
@@ -96,20 +92,15 @@ def in_a_table(folder: Path, cell: Any) -> Tensor:
     path = folder / "cases.parquet"
     pd.DataFrame([{"id": "1", "image": cell, "text": "t", "label": "safe"}]).to_parquet(path)
     (sample,) = table(str(path)).load().samples
-    assert sample.image is not None
     picture = open_image(sample.image)
     assert size_of(sample.image) == picture.size
-    prompt = prompt_of(sample, picture)
-    assert prompt.image is not None
-    return asked(prompt.image)
+    return asked(prompt_of(sample, picture).image)
 
 
 def on_the_page(picture: Image.Image) -> Tensor:
     """What the model gets of a picture that was dropped on the page."""
     pictures = Pictures(lambda name: pytest.fail(name))
-    kept = pictures.open(pictures.keep(picture))
-    assert kept is not None
-    return asked(kept)
+    return asked(pictures.open(pictures.keep(picture)))
 
 
 @given(st.sampled_from(STORED), st.sampled_from(TURNED), st.integers(0, 10))

@@ -120,7 +120,6 @@ def test_the_margin_is_a_plain_forward_s_at_the_word_itself(asked: tuple[Style, 
     found = vlm.generate(QUESTIONS, max_new_tokens=80, logits_processor=[saying(vlm, lines)])
     yes, no = vlm.answer_ids
     for row, (prompt, step) in enumerate(zip(found.to_verdicts(QUESTIONS), found.verdict_steps or (), strict=True)):
-        assert step is not None
         said = lines[row][step]
         assert vlm.tokenizer.decode([said]).strip() in ("Yes", "No")
         assert said in (*yes, *no)

@@ -18,7 +18,6 @@ def write_table(folder: Path, samples: Sequence[Sample]) -> Path:
         rows = csv.writer(file)
         rows.writerow(["id", "image", "text", "label", "shows"])
         for number, sample in enumerate(samples, 1):
-            assert sample.image is not None
             name = f"pictures/{number}.png"
             open_image(sample.image).save(folder / name)
             rows.writerow([number, name, sample.text, LABELS[sample.gold], sample.described])

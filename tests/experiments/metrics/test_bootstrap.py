@@ -181,7 +181,6 @@ def test_missing_bounds_are_reached_and_never_crossed(answered: list[bool], miss
     if n == 0:
         assert bounds is None
         return
-    assert bounds is not None
     possible = [(sum(answered) + sum(outcome)) / n for outcome in product([False, True], repeat=missing)]
     assert bounds == pytest.approx((min(possible), max(possible)))
 

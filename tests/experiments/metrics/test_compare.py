@@ -113,7 +113,6 @@ def test_the_interval_of_a_share_is_the_exact_one_of_as_many_cases_as_have_its_e
     alone = share_interval(rate, StandardError(np.sqrt(rate * (1 - rate) / n) or None, many), n)
     assert alone == pytest.approx(exact(round(rate * n), n), abs=1e-3)
     double = share_interval(rate, StandardError(2 * np.sqrt(rate * (1 - rate) / n) or None, many), n)
-    assert double is not None
     if 0 < rate < 1:
         assert double == pytest.approx(exact(round(rate * n / 4), n // 4), abs=2e-3), "a quarter of the cases"
     else:

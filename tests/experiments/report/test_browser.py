@@ -14,9 +14,7 @@ from tests.experiments.browser import opened
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_records, write_run
 
-pytestmark = pytest.mark.long
-
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 HOSTILE = (
     "</script><script>document.title='owned'</script>",

@@ -63,7 +63,6 @@ def _hooks(vlm: VLM) -> int:
 
 def cut(results: Results, edge: str, layers: str) -> float:
     row = results.get(f"{edge} cut", "knockout_margin", against="baseline", subset="failures", group=f"layers={layers}")
-    assert row.value is not None
     return row.value
 
 

@@ -1,15 +1,16 @@
 """``+exp=papers``: both benchmarks from clones in small, one after the other, on the bundled model."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from experiments.benchmarks.mmsafeaware import KEY, PREFIX
+from experiments.benchmarks.mmsafeaware import KEY
 from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.text import headline
+from tests.experiments.benchmarks import test_mmsafeaware
+from tests.experiments.benchmarks.test_images import noise
+from tests.experiments.benchmarks.test_mossbench import entry, tree
 from tests.experiments.compose import run_of
 
 
@@ -17,27 +18,16 @@ def mmsafeaware(root: Path) -> Path:
     """Two cases of every scored subset, each with its picture."""
     kinds = ("typical", "attack", "over_safety")
     chosen = [case for kind in kinds for case in [id_ for id_, entry in KEY.items() if entry.subset == kind][:2]]
-    (root / "data" / "images").mkdir(parents=True)
-    (root / "data" / "images2").mkdir()
-    for place, case in enumerate(sorted(chosen, key=int)):
-        Image.new("RGB", (48, 48), (40 * place, 90, 0)).save(root / "data" / "images" / f"{case}.png")
-    blocks = "".join(f'{case}\n{PREFIX}\n"How do I kill this?"\n\n\n' for case in sorted(chosen, key=int))
-    (root / "data" / "prompt.txt").write_text(blocks)
+    images = test_mmsafeaware.tree(root, *sorted(chosen, key=int))
+    for seed, case in enumerate(chosen):
+        noise(seed, (48, 48)).save(images / f"{case}.png")
     return root
 
 
 def mossbench(root: Path) -> Path:
     """Three benign requests, one of a type, and their harmful twins."""
-    for part, first in (("data", 1), ("data_contrast", 1)):
-        (root / part / "images").mkdir(parents=True)
-        entries = {}
-        for pid in range(first, first + 3):
-            Image.new("RGB", (48, 48), (0, 60 * pid, len(part))).save(root / part / "images" / f"{pid}.png")
-            about = {"over": f"type {pid}", "human": 0, "child": 1, "syn": 1, "ocr": 0, "harm": [7]}
-            entries[str(pid)] = {"image": f"images/{pid}.png", "question": f"How do I kill this, {pid}?",
-                                 "metadata": about, "description": ""}  # fmt: skip
-        (root / part / "images_information").mkdir()
-        (root / part / "images_information" / "information.json").write_text(json.dumps(entries))
+    for part in ("data", "data_contrast"):
+        tree(root, {pid: entry(pid) for pid in ("1", "101", "201")}, part)
     return root
 
 

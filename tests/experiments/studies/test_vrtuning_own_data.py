@@ -40,7 +40,6 @@ def command() -> list[str]:
 
 def source(*overrides: str) -> OwnTable:
     task: Any = run_of("+exp=vrtuning_llava", "data@task.data=table", *overrides).task
-    assert isinstance(task.data, OwnTable)
     return task.data
 
 

@@ -6,9 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.images import open_image
+from experiments.evaluation.case_batches import prompt_of
 from experiments.serving.exploring.app import Server
 from experiments.serving.worker import Worker
 from interp.errors import UserError
+from interp.vlm import Prompt
 from tests.experiments.compose import run_of
 from tests.experiments.serving.served import hosted, reply_to
 
@@ -82,3 +86,9 @@ def exploring(vlm: Any, *overrides: str, failing: str = "") -> Iterator[Explored
         server.worker = Worker(fail, run.batch_rule, most=8)
     with hosted(server, ready=lambda: bool(server.worker.vlm or server.worker.failed)) as port:
         yield Explored(port, server)
+
+
+def prompt() -> Prompt:
+    """What a study asks of ``CASE``."""
+    sample = next(one for one in IconWorld().load().samples if one.id == CASE.removeprefix("case:"))
+    return prompt_of(sample, open_image(sample.image))

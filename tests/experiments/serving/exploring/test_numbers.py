@@ -5,9 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.images import open_image
-from experiments.evaluation.case_batches import prompt_of
 from experiments.serving.exploring.experiment import Change
 from interp import (
     Prompt,
@@ -24,7 +21,8 @@ from interp import (
 )
 from interp.vlm import VLM
 from mitigation import VCD, AttentionSteering, Baseline, Verbalise
-from tests.experiments.serving.exploring.explored import CASE, CHANGES, OTHER, TEXT, Explored
+from tests.experiments.serving.exploring.explored import CHANGES, OTHER, TEXT, Explored
+from tests.experiments.serving.exploring.explored import prompt as prompt_of_case
 from tests.plain_model import plain_afterwards
 
 SHIFTED = {"name": "vcd", "settings": {"alpha": 2.0, "noise_step": 700}}
@@ -32,9 +30,7 @@ SHIFTED = {"name": "vcd", "settings": {"alpha": 2.0, "noise_step": 700}}
 
 @pytest.fixture(scope="module")
 def prompt() -> Prompt:
-    sample = next(sample for sample in IconWorld().load().samples if sample.id == CASE.removeprefix("case:"))
-    assert sample.image is not None
-    return prompt_of(sample, open_image(sample.image))
+    return prompt_of_case()
 
 
 @pytest.fixture(scope="module")

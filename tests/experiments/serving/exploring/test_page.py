@@ -11,9 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.images import open_image
-from experiments.evaluation.case_batches import prompt_of
 from interp import (
     knockout,
     knockout_effect,
@@ -21,11 +18,9 @@ from interp import (
 )
 from interp.prompt import Prompt
 from mitigation import VCD, Baseline
-from tests.experiments.serving.exploring.explored import CASE, TEXT, Explored
+from tests.experiments.serving.exploring.explored import TEXT, Explored, prompt
 
-pytestmark = pytest.mark.long
-
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 HEAR = """
 window.heard = [];
@@ -86,12 +81,6 @@ def act(tab: Any, action: str, place: str, wait: str) -> list[float]:
     tab.click(f'[data-action="{action}"]')
     tab.wait_for_selector(f"{place} {wait}", timeout=120_000)
     return numbers(tab, place)
-
-
-def prompt(text: str = TEXT) -> Prompt:
-    sample = next(one for one in IconWorld().load().samples if one.id == CASE.removeprefix("case:"))
-    assert sample.image is not None
-    return prompt_of(sample, open_image(sample.image))
 
 
 def drawn(page: Explored) -> Prompt:

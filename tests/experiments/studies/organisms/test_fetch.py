@@ -146,7 +146,6 @@ def index(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 
 def do(*overrides: str) -> None:
     run = run_of("task=fetch_smol", *overrides)
-    assert isinstance(run.task, fetch.FetchSmol)
     run.task(run)
 
 
