@@ -29,7 +29,7 @@ def by_plain_forwards(vlm: VLM, prompts: list[Prompt]) -> Tensor:
         for opening in OPENINGS:
             total = 0.0
             for length, token in enumerate(opening):
-                batch = vlm.encode([replace(prompt, answer_prefix=opening[:length])])
+                batch = vlm.encode([replace(prompt, answer_prefix=(*prompt.answer_prefix, *opening[:length]))])
                 with torch.no_grad():
                     logits = vlm.model(**batch, use_cache=False).logits[0, -1].float()
                 total += float(logits.log_softmax(-1)[token])
@@ -43,6 +43,16 @@ def test_log_probabilities_equal_plain_forwards_in_a_ragged_batch(name: str) -> 
     vlm = family(name)
     found = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
     torch.testing.assert_close(found, by_plain_forwards(vlm, PROMPTS), atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])  # a tree, a tree with M-RoPE, forced tokens
+def test_after_ragged_thoughts_the_openings_are_those_of_the_answer(name: str) -> None:
+    vlm = family(name)
+    thoughts = [tuple(range(5, 5 + 3 * number)) for number in range(len(PROMPTS))]
+    prompts = [replace(prompt, answer_prefix=thought) for prompt, thought in zip(PROMPTS, thoughts, strict=True)]
+    exact = by_plain_forwards(vlm, prompts)
+    torch.testing.assert_close(log_probabilities(Baseline(), vlm, prompts, OPENINGS), exact, atol=1e-5, rtol=1e-6)
+    assert not torch.allclose(exact[1:], by_plain_forwards(vlm, PROMPTS)[1:], atol=1e-2)
 
 
 def test_a_shared_prefill_gives_the_same_bits_and_is_read_once(vlm: VLM) -> None:

@@ -89,7 +89,7 @@ def thought_in(vlm: "VLM", generation: "Generation", row: int) -> Thought | None
     ends = [at for at in range(1, len(content) + 1) if SENTENCE_END.search(decoded(content[:at]))]
     if content and (not ends or ends[-1] != len(content)):
         ends.append(len(content))
-    ends = [end for end, behind in zip(ends, [*ends[1:], None], strict=True)
+    ends = [end for end, behind in zip(ends, [*ends, None][1:], strict=True)
             if behind is None or decoded(content[end:behind]).strip()]  # fmt: skip
     texts = [decoded(content[one:two]).strip() for one, two in zip([0, *ends], ends, strict=False)]
     return Thought(

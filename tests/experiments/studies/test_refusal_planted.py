@@ -226,6 +226,7 @@ def by_plain_forwards(vlm: VLM, prompt: Prompt, openings: list[list[int]]) -> fl
     return math.log(-math.expm1(refusing)) - refusing
 
 
+@pytest.mark.long
 def test_the_margin_of_a_model_that_thinks_first_is_exact_after_its_thought(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,3 +263,36 @@ def test_the_margin_of_a_model_that_thinks_first_is_exact_after_its_thought(
     row = read_results(folder).get("calibrated_shift", "auroc")
     assert row is not None
     assert row.n == len(lines) - len(cut)
+
+
+@pytest.mark.long
+def test_thoughts_before_answers_in_words_are_looked_into(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planted thoughts carry nothing: broken off or exchanged, they change no margin."""
+    overrides = ("+exp=reasoning", "task.cases=16", "task.pairs=4")
+    run = refusing_run(monkeypatch, tmp_path, *overrides, thinks=True)
+    run = replace(run, arms={"baseline": Baseline()}, arm="baseline")
+    run.task(run)
+    folder = only_run(run)
+    results, details = read_results(folder), read_object(folder / "reasoning.json")
+    assert details["unanswered"] == {}
+    assert {each["answers"] for each in details["thoughts"]} == {"yes", "no"}
+    effects = results.select(arm="baseline", quantity="mediation_effect")
+    through = [row.value for row in effects if row.part("part") == "through the thought"]
+    total = [row.value for row in effects if row.part("part") == "total" and row.part("differs") == "picture"]
+    assert through == pytest.approx([0] * len(through), abs=1e-3)
+    assert total
+    assert min(value or 0 for value in total) > 1
+    section = json.loads((folder / "sections" / "reasoning.json").read_text())
+    assert "The answers are in words: Yes is an answer, No is a refusal." in section["note"]
+
+
+@pytest.mark.long
+def test_attention_before_a_refusal_is_read_after_the_thought(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = refusing_run(monkeypatch, tmp_path, "task=attention", thinks=True)
+    run.task(run)
+    (folder,) = (tmp_path / "attention").iterdir()
+    assert "One token is followed, " in " ".join(read_object(folder / "attention.json")["sentences"])
+    rows = read_results(folder)
+    assert sum(row.value or 0 for row in rows.select(quantity="attention_answered_differently_now")) == 0
