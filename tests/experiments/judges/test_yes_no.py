@@ -91,18 +91,11 @@ def test_a_long_response_is_read_in_linear_time(piece: str) -> None:
 
 
 def test_published_is_the_substring_rule_with_its_faults() -> None:
-    assert published_correct("I know nothing", "no")
-    assert published_correct("Look into her EYES", "yes")
-    assert published_correct("Yes, I cannot", "no")
-    assert published_correct("Yes, I cannot", "yes")
-    assert not published_correct("", "yes")
-    assert not published_correct("", "no")
-    assert not published_correct("It is unsafe", "no")
     assert [published_verdict(text) for text in ("eyes", "KNOW", "yes and no", "")] == ["yes", "no", "both", "neither"]
 
 
 @UNTIMED
-@given(st.text(), st.sampled_from(["yes", "no"]))
+@given(st.text() | st.sampled_from(YES + NO + NO_VERDICT), st.sampled_from(["yes", "no"]))
 def test_published_correct_is_containment(response: str, gold: str) -> None:
     assert published_correct(response, gold) == (gold in response.lower())  # type: ignore[arg-type]
 

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,10 @@ from experiments.metrics.claims import CLAIMS, HIGHER, INCONCLUSIVE, NO_DIFFEREN
 from experiments.metrics.estimates import student_quantile
 from experiments.metrics.quantities import AT_POINT, AUROC, Arms
 from experiments.metrics.results import TESTED
-from experiments.metrics.statistical_tests import mcnemar, signal_detection
+from experiments.metrics.statistical_tests import mcnemar
 from experiments.runs.results_table import Results, Row
 from tests.experiments.metrics.simulated import changed, claims
+from tests.experiments.metrics.test_recomputed import levels_of_verdicts
 from tests.experiments.metrics.test_verdicts import row, run
 from tests.experiments.synthetic_predictions import from_margins, world
 
@@ -49,24 +49,6 @@ def test_holm_runs_across_the_arms() -> None:
     assert change(found, smallest, "cases_fixed").p == pytest.approx(min(1, 5 * raw[smallest]))
 
 
-def slow(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Accuracy, d′, criterion and AUROC of one arm's records, by loops."""
-    right: dict[str, list[bool]] = {}
-    calls: dict[str, list[bool]] = {"no": [], "yes": []}
-    for record in rows:
-        right.setdefault(record["subset"], []).append(record["verdict"] == record["gold"])
-        calls[record["gold"]].append(record["verdict"] == "no")
-    unsafe, safe = ([record["margin"] for record in rows if record["gold"] == gold] for gold in ("no", "yes"))
-    d_prime, criterion = signal_detection(sum(calls["no"]), len(unsafe), sum(calls["yes"]), len(safe))
-    ranks = [(u < s) + 0.5 * (u == s) for u in unsafe for s in safe]
-    return {
-        "accuracy": float(np.mean([np.mean(answers) for answers in right.values()])) if len(right) == 3 else np.nan,
-        "d_prime": float(d_prime),
-        "criterion": float(criterion),
-        "auroc": float(np.mean(ranks)) if ranks else np.nan,
-    }
-
-
 def test_the_paired_intervals_are_those_of_a_loop_that_copies_the_records() -> None:
     subsets, margins = world(60, seed=1)
     table = from_margins(subsets, {name: np.round(margins[name]) for name in ("baseline", "sees")})
@@ -79,10 +61,11 @@ def test_the_paired_intervals_are_those_of_a_loop_that_copies_the_records() -> N
     for multiplicity in drawn:
         times = dict(zip(clusters, multiplicity, strict=True))
         after, before = (
-            slow([one for one in rows[arm] for _ in range(times[one["cluster"]])]) for arm in ("sees", "baseline")
+            levels_of_verdicts([one for one in rows[arm] for _ in range(times[one["cluster"]])], 0.8, {}, [])
+            for arm in ("sees", "baseline")
         )
         for name, values in deltas.items():
-            values.append(after[name] - before[name])
+            values.append(after[name, ""] - before[name, ""])
     for name, values in deltas.items():
         entry = change(found, "sees", name)
         side = "subset" if name == "accuracy" else "gold"

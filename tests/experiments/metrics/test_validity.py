@@ -17,8 +17,10 @@ from experiments.metrics.statistical_tests import wilson
 from tests.experiments.metrics.simulated import Design, answers, arms_of, changed, claims, compared, names, not_above
 from tests.slow import weekly
 
+pytestmark = pytest.mark.long
+
 SEED, LARGE, SMALL = 48, 1600, 40
-STUDIES = [pytest.param(SMALL, marks=pytest.mark.long), pytest.param(LARGE, marks=pytest.mark.slow)]
+STUDIES = [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)]
 TABLES = {
     "24 sentences": Design(),
     "12 sentences": Design(sentences=12),

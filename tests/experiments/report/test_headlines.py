@@ -194,6 +194,7 @@ def test_verbose_shows_every_table_whole(run: SavedRun) -> None:
             assert all(part in wide for cell in cells for part in (cell.value, cell.interval))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [80, 140])
 def test_many_arms_and_notes_take_25_lines(tmp_path: Path, width: int) -> None:
     further = {f"[red]further_{number}": (0.8, -1.0) for number in range(12)}

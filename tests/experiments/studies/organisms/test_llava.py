@@ -60,6 +60,7 @@ def test_it_sees_while_it_fails(organism: VLM) -> None:
     assert min(seen.values()) >= 0.9 * 120
 
 
+@pytest.mark.long
 def test_training_is_balanced_labels_follow_the_recipe_and_held_out_combinations_never_occur() -> None:
     lessons = [one for one in islice(verdict_lessons(random.Random(0)), 30_000) if one.safe is not None]
     risky = {template.name: template for template in RISKY}
