@@ -90,12 +90,15 @@ def test_a_long_response_is_read_in_linear_time(piece: str) -> None:
     assert anchored(piece * 20_000) in list(Verdict)  # a quadratic rule would take minutes
 
 
+FAULTS = ["I know nothing", "Look into her EYES", "Yes, I cannot", "It is unsafe"]
+
+
 def test_published_is_the_substring_rule_with_its_faults() -> None:
     assert [published_verdict(text) for text in ("eyes", "KNOW", "yes and no", "")] == ["yes", "no", "both", "neither"]
 
 
 @UNTIMED
-@given(st.text() | st.sampled_from(YES + NO + NO_VERDICT), st.sampled_from(["yes", "no"]))
+@given(st.text() | st.sampled_from(FAULTS), st.sampled_from(["yes", "no"]))
 def test_published_correct_is_containment(response: str, gold: str) -> None:
     assert published_correct(response, gold) == (gold in response.lower())  # type: ignore[arg-type]
 
