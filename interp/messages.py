@@ -40,9 +40,18 @@ class Message:
         """The pictures of the turn."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
+    def mapped(self, picture: Callable[[Any], Any]) -> "Message":
+        """Return the turn with what ``picture`` makes of each picture in its place."""
+        return replace(self, parts=tuple(part if isinstance(part, str) else picture(part) for part in self.parts))
+
     def outline(self, picture: Callable[[Any], Any] = lambda _: None) -> tuple[Any, ...]:
         """Return the role and the parts, with what ``picture`` makes of each picture in its place."""
-        return (self.role, *(part if isinstance(part, str) else picture(part) for part in self.parts))
+        return (self.role, *self.mapped(picture).parts)
+
+    def as_chat(self) -> dict[str, Any]:
+        """Return the turn in the chat format, pictures without their content."""
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.parts]
+        return {"role": self.role, "content": parts}
 
     def with_text(self, text: str) -> "Message":
         """Return the turn with another text. New words around the old ones leave each picture where it is.

@@ -182,11 +182,9 @@ def render(processor: Any, prompt: Prompt, *, module_map: "ModuleMap", name: str
             f"turn {still_open[0]} of {len(prompt.turns)} has no answer yet; the default task asks the "
             "model for it; elsewhere, give the earlier answers (benchmark.turns=given)"
         )
-    messages: list[dict[str, Any]] = [
-        {"role": turn.role, "content": [_content(part) for part in turn.parts]} for turn in prompt.turns
-    ]
+    messages = [turn.as_chat() for turn in prompt.turns]
     if prompt.system is not None:
-        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
+        messages.insert(0, Message("system", (prompt.system,)).as_chat())
     dated = _dated(processor.chat_template)
     try:
         text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
@@ -214,10 +212,6 @@ def render(processor: Any, prompt: Prompt, *, module_map: "ModuleMap", name: str
             )
     _check_placeholders(text, processor, images=len(prompt.images), module_map=module_map, name=name)
     return text
-
-
-def _content(part: str | Image.Image) -> dict[str, str]:
-    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
 
 
 def _dated(template: Any) -> dict[str, str]:

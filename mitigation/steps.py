@@ -8,8 +8,6 @@ The model itself answers steps, greedily. Wrappers that shift or draw tokens (``
 record or edit forwards, only apply to the answer. Importing this module loads no torch.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,7 +32,7 @@ class StepAnswer:
     reason: str = ""
 
 
-_SHARED: ContextVar[tuple[Any, dict[str, StepAnswer]] | None] = ContextVar("shared_steps", default=None)
+_SHARED: ContextVar[tuple[Any, dict[Any, StepAnswer]] | None] = ContextVar("shared_steps", default=None)
 
 
 @contextmanager
@@ -135,7 +133,7 @@ def check_words(vlm: "VLM", way_out: str) -> None:
 def _answers(vlm: Any, prompts: "Mapping[int, Prompt]", budget: int) -> dict[int, StepAnswer]:
     """Return the answer to each prompt; ask in batches with and without pictures, and nothing twice."""
     model, shared = _SHARED.get() or (None, {})
-    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if model is vlm else {}
+    keys = {row: (prompt.content, budget) for row, prompt in prompts.items()} if model is vlm else {}
     answers = {row: shared[key] for row, key in keys.items() if key in shared}
     for pictured in (True, False):
         rows = [row for row in prompts if row not in answers and (prompts[row].image is not None) is pictured]
@@ -160,15 +158,3 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswe
         )
         for row, text in enumerate(given.texts)
     ]
-
-
-def _digest(prompt: "Prompt", budget: int) -> str:
-    """Return a hash of all that decides the answer."""
-
-    def described(picture: Any) -> list[Any]:
-        return [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]
-
-    turns = [[p if isinstance(p, str) else described(p) for p in turn.parts] for turn in prompt.messages]
-    picture = None if prompt.image is None else described(prompt.image)
-    parts = [prompt.text, prompt.system, picture, budget, *filter(None, [turns])]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

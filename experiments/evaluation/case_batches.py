@@ -18,7 +18,6 @@ from experiments.benchmarks.images import BadImage, EncodedImage, open_image, op
 from experiments.evaluation.conversations import with_answers
 from experiments.types import Drawable, Sample
 from interp.batching import BatchRule
-from interp.messages import Message
 from interp.pictures import ORIENTATION
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
     if not sample.turns:
         return Prompt(sample.prompt, several[0] if several else None, **about)
     left = iter(several)
-    turns = [Message(turn.role, turn.outline(lambda _: next(left))[1:]) for turn in sample.turns]
+    turns = [turn.mapped(lambda _: next(left)) for turn in sample.turns]
     return Prompt(**about).with_turns(turns)
 
 

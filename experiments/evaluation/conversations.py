@@ -54,9 +54,11 @@ def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation"
     steps = []
     for row, prompt in enumerate(prompts):
         names = (f"[picture {number}]" for number in count(1))
-        texts = ["\n".join(turn.outline(lambda _: next(names))[1:]) for turn in prompt.messages]  # noqa: B023
-        roles = [TURN.format(number, turn.role) for number, turn in enumerate(prompt.messages, 1)]
-        steps.append(dict(zip(roles, texts, strict=True)) | dict(generation.steps[row] if generation.steps else {}))
+        told = {
+            TURN.format(number, turn.role): turn.mapped(lambda _: next(names)).text  # noqa: B023
+            for number, turn in enumerate(prompt.messages, 1)
+        }
+        steps.append(told | dict(generation.steps[row] if generation.steps else {}))
     return replace(generation, steps=steps)
 
 

@@ -161,7 +161,7 @@ def differing(twins: Twins) -> list[str]:
     places = twins.unsafe.parts
     if places != twins.safe.parts:
         return []
-    unsafe, safe = ([turn.outline(pixels)[1:] for turn in prompt.turns] for prompt in twins[:2])
+    unsafe, safe = ([turn.mapped(pixels).parts for turn in prompt.turns] for prompt in twins[:2])
     return [name for name in places if any(unsafe[turn][part] != safe[turn][part] for turn, part in places[name])]
 
 

@@ -81,23 +81,23 @@ def diffuse(
 
 
 def diffuse_images(
-    inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int, model: Any = None
+    inputs: Mapping[str, Any], keys: Sequence[str | None], *, step: int, seed: int, model: Any = None
 ) -> dict[str, Any]:
     """Return a processor's ``inputs`` with every image diffused to ``step``; other inputs do not change.
 
-    ``keys`` has one entry per image, in the order of the prompts. Images with equal keys and sizes get equal noise,
-    regardless of the rest of the batch. Noise is added to normalised pixels. For families that cut the picture into
-    patches and repeat each pixel (Qwen), it is drawn on the whole picture, and the copies share it. Tiles and their
-    thumbnail get separate noise, as in the published code. Padding does not change. The sum is computed in float32 and
-    returned in the dtype of ``pixel_values``. ``model`` is needed if a row of ``pixel_values`` is not an image (Qwen,
-    InternVL).
+    ``keys`` has one entry per image, in the order of the prompts; None leaves an image as it is. Images with equal keys
+    and sizes get equal noise, regardless of the rest of the batch. Noise is added to normalised pixels. For families
+    that cut the picture into patches and repeat each pixel (Qwen), it is drawn on the whole picture, and the copies
+    share it. Tiles and their thumbnail get separate noise, as in the published code. Padding does not change. The sum
+    is computed in float32 and returned in the dtype of ``pixel_values``. ``model`` is needed if a row of
+    ``pixel_values`` is not an image (Qwen, InternVL).
 
     Raises:
         UserError: as ``mitigation.contrastive.pixels.pictures_of``, and for a step or seed out of range.
     """
     pictures = pictures_of(inputs, len(keys), model=model)
     noised = [
-        _diffuse_views(views, sizes, pictures.copies, step, case_generator(key, seed))
+        views.float() if key is None else _diffuse_views(views, sizes, pictures.copies, step, case_generator(key, seed))
         for views, sizes, key in zip(pictures.views, pictures.sizes, keys, strict=True)
     ]
     return {**inputs, "pixel_values": pictures.join(noised).to(inputs["pixel_values"].dtype)}
@@ -120,7 +120,11 @@ def diffuse_prompts(
     Raises:
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.
     """
-    keys = [picture_key(p.key, number) for p in prompts for number in range(1, len(p.images) + 1)]
+    keys = [
+        picture_key(prompt.key, number) if not only or number in only else None
+        for prompt in prompts
+        for number in range(1, len(prompt.images) + 1)
+    ]
     if vlm.module_map.geometry != "unknown" or repeats_pixels(encoded, vlm.model.config):
         if len(keys) != len(prompts) and joins_pictures(vlm.module_map):
             if only:
@@ -129,30 +133,13 @@ def diffuse_prompts(
                     "into one row; take noise=diffusion8, blur, black or swapped, which change pictures before that"
                 )
             keys = [prompt.key for prompt in prompts]
-        noised = diffuse_images(encoded, keys, step=step, seed=seed, model=vlm.model)
-        if not only:
-            return noised
-        return noised | {"pixel_values": _chosen(vlm, prompts, encoded, noised["pixel_values"], only)}
+        return diffuse_images(encoded, keys, step=step, seed=seed, model=vlm.model)
     changed = {**encoded, **{name: encoded[name].clone() for name in pixel_inputs(encoded)}}
-    numbers = [number for prompt in prompts for number in range(1, len(prompt.images) + 1)]
-    for key, number, inputs in zip(keys, numbers, pieces(vlm, prompts, changed), strict=True):
-        generator = case_generator(key, seed)
-        for piece in inputs.values() if not only or number in only else ():
+    for key, inputs in zip(keys, pieces(vlm, prompts, changed), strict=True):
+        generator = None if key is None else case_generator(key, seed)
+        for piece in inputs.values() if generator is not None else ():
             piece.copy_(diffuse(piece, step=step, generator=generator))
     return changed
-
-
-def _chosen(
-    vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], noised: Tensor, only: Sequence[int]
-) -> Tensor:
-    """Return the pixels of all pictures: ``noised`` for those with the numbers ``only``."""
-    flags = [number in only for prompt in prompts for number in range(1, len(prompt.images) + 1)]
-    before, after = (
-        pictures_of({**encoded, "pixel_values": pixels}, len(flags), model=vlm.model)
-        for pixels in (encoded["pixel_values"], noised)
-    )
-    views = zip(flags, before.views, after.views, strict=True)
-    return after.join([new if flag else old for flag, old, new in views]).to(noised.dtype)
 
 
 def picture_key(key: str, number: int) -> str:
@@ -235,14 +222,8 @@ def changed(
     prompt: "Prompt", other: "Callable[[str, Image.Image], Image.Image | None]", only: Sequence[int] = ()
 ) -> "Prompt":
     """Return the prompt with what ``other`` makes of each picture and its ``picture_key``."""
-    numbers = count(1)
-
-    def change(image: Image.Image) -> Image.Image | None:
-        number = next(numbers)
-        return image if only and number not in only else other(picture_key(prompt.key, number), image)
-
-    check_numbers(only, len(prompt.images), prompt.key or prompt.text)
-    return prompt.with_images(change)
+    keys = (picture_key(prompt.key, number) for number in sorted(set(only)) or count(1))
+    return prompt.with_images(lambda image: other(next(keys), image), only)
 
 
 def with_pictures(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from PIL import Image
 
 from interp.errors import UserError
+from interp.messages import Message
 from interp.pictures import as_seen
 from interp.prompt import Prompt
 from interp.tensor_file import TrainingRows, prompt_hash
@@ -50,8 +51,8 @@ class Row:
 
     If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
     ``rejected`` is the rejected verdict of a preference. ``line`` is the line in a file, 0 without a file. ``about``
-    are the words that the question asks about, "" if unknown. ``turns`` are those of a conversation: roles, and parts
-    that are texts or pictures. Then ``question`` is the text of the last one, and ``image`` is not used.
+    are the words that the question asks about, "" if unknown. ``turns`` are those of a conversation. Then
+    ``question`` is the text of the last one, and ``image`` is not used.
     """
 
     image: Image.Image | Path | None
@@ -63,13 +64,13 @@ class Row:
     rejected: str = ""
     line: int = 0
     about: str = ""
-    turns: Sequence[tuple[str, Sequence[Any]]] = ()
+    turns: Sequence[Message] = ()
 
     @property
     def pictures(self) -> list[Image.Image | Path]:
         """Return all pictures in their order."""
         if self.turns:
-            return [part for _, parts in self.turns for part in parts if not isinstance(part, str)]
+            return [image for turn in self.turns for image in turn.images]
         return [] if self.image is None else [self.image]
 
 
@@ -240,7 +241,7 @@ def problem_of(row: Row, preferences: bool) -> str | None:
             return f"{name} {getattr(row, name)!r} is neither Yes nor No"
     if preferences and answer(row, "last") == answer(row, "last", verdict=row.rejected):
         return "the rejected verdict is the chosen one"
-    words = sum(len(part) for _, parts in row.turns for part in parts if isinstance(part, str)) or len(row.question)
+    words = sum(len(part) for turn in row.turns for part in turn.parts if isinstance(part, str)) or len(row.question)
     length = words + len(row.reasoning) + len(row.verdict) + len(row.system or "")
     return f"{length:,} characters, more than {MAX_CHARACTERS:,}" if length > MAX_CHARACTERS else None
 
@@ -258,15 +259,7 @@ def _prompt(row: Row) -> list[dict[str, Any]]:
     """Return the messages of a question or a conversation, pictures as parts without content."""
     if not row.turns:
         return [_message("user", row.question)]
-    return [
-        {
-            "role": role,
-            "content": [
-                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts
-            ],
-        }
-        for role, parts in row.turns
-    ]
+    return [turn.as_chat() for turn in row.turns]
 
 
 def _example(row: Row, order: str, preferences: bool, hashed: bytes) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_conversation_keeps_its_turns_and_pictures(root: Path) -> None:
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
 def test_a_conversation_is_trained_on_as_it_is_evaluated(name: str) -> None:
     vlm = model(name)
-    turns = [(turn.role, turn.parts) for turn in CONVERSATION.turns]
+    turns = CONVERSATION.turns
     (example,) = from_rows([Row(None, CONVERSATION.text, "a toy", "Yes", turns=turns)]).dataset
     batch, encoded = Collator(vlm)([example]), vlm.encode([CONVERSATION])
     before = encoded["input_ids"].shape[1]

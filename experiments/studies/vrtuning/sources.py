@@ -125,7 +125,7 @@ def _as_row(sample: Sample) -> Row:
     def opened(picture: Any) -> Any:
         return picture if isinstance(picture, str | Path) else open_image(picture)
 
-    turns = [(turn.role, [*map(opened, turn.parts)]) for turn in sample.turns]
+    turns = [turn.mapped(opened) for turn in sample.turns]
     reasoning, line = sample.tags.get(REASONING, ""), _line(sample.place)
     verdict, other = ("Yes", "No") if sample.gold == "yes" else ("No", "Yes")
     return Row(opened(sample.image), sample.prompt, reasoning, verdict, rejected=other, line=line, about=sample.text,
