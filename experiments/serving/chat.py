@@ -27,6 +27,7 @@ from experiments.serving.server import BadRequest
 from experiments.serving.web import Events, application, check_key, parsed_body
 from experiments.serving.worker import Job, Worker
 from interp.errors import UserError
+from interp.messages import read
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ class Server:
         question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
         self._method(question.body.model)
         try:
-            prompt = Prompt(messages=[self._opened(message) for message in question.messages])
+            system, turns, _ = read(question.messages, lambda part: read_picture(part["image"], self.pixels))
+            prompt = Prompt(system=system).with_turns(turns)
         except BadRequest:
             raise
         except UserError as error:
@@ -212,14 +214,6 @@ class Server:
             only = prompt.image if not prompt.messages else None
             key = hashlib.sha256(text.encode()).hexdigest() if only is None else pixel_digest(only)
         return question, replace(prompt, key=key)
-
-    def _opened(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message with its pictures read."""
-        parts = [
-            {**part, "image": read_picture(part["image"], self.pixels)} if part["type"] == "image" else part
-            for part in message["content"]
-        ]
-        return {**message, "content": parts}
 
     def _check_key(self, request: Request) -> None:
         if self.key:
