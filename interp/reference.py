@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from interp.checkpoints.memory import free_memory
 from interp.hooks.residual import edit_residual
+from interp.messages import Message
 from interp.prompt import Prompt, inverted
 from interp.scaling import relative_error
 from interp.trace import switched
@@ -107,12 +108,7 @@ def _black(image: Image.Image) -> Image.Image:
 
 
 def _chat(first: Prompt, second: Prompt) -> Prompt:
-    turns = [("user", first), ("assistant", None), ("user", second)]
-    return Prompt(messages=[
-        {"role": role, "content": "I see."} if prompt is None else
-        {"role": role, "content": [{"type": "image", "image": prompt.image}, {"type": "text", "text": prompt.text}]}
-        for role, prompt in turns
-    ])  # fmt: skip
+    return Prompt().with_turns((*first.turns, Message("assistant", ("I see.",)), *second.turns))
 
 
 def float32_copy(model: Any) -> Any:

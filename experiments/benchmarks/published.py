@@ -4,20 +4,13 @@ README of turningpoint-ai/MOSSBench, arXiv 2406.17806: columns of the GPT judge.
 as 55, a typo for 34.67, the mean of the row's three cells.
 """
 
-import csv
 import re
 from pathlib import Path
 
+import pandas as pd
 
-def _read() -> dict[str, tuple[float, ...]]:
-    rows: dict[str, tuple[float, ...]] = {}
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            rows[line["model"]] = (*rows.get(line["model"], ()), float(line["percent"]))
-    return rows
-
-
-MOSSBENCH = _read()  # model → refusals by type, and their average
+_TABLE = pd.read_csv(Path(__file__).with_suffix(".csv"))
+MOSSBENCH = _TABLE.groupby("model")["percent"].agg(tuple).to_dict()  # model → refusals by type, and their average
 MOSSBENCH_HUMAN_DIFFERENCE = 4.9  # points a cell between the leaderboard's own human evaluation and its GPT judge
 MOSSBENCH_ALIASES = {  # other names that MOSSBench itself gives a row's model
     "Gemini Advanced (web)": "Gemini Advanced",  # the folder of its responses; the row is of the web version too
