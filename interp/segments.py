@@ -281,13 +281,11 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
         if not name.startswith("image:"):
             marked += [(name, prompt.with_parts({place: MARK})) for place in texts]
     result: dict[str, list[Span]] = {}
-    again = r"\1"  # the same text, if the template prints it twice
     for name, other in marked:
         pieces = render(other).split(MARK)
-        before, *after = map(re.escape, pieces)
-        if after and (match := re.fullmatch(f"{before}(.*){again.join(after)}", rendered, re.DOTALL)):
-            length = len(match[1])
-            starts = [start + n * length for n, start in enumerate(accumulate(map(len, pieces[:-1])))]
+        length = (len(rendered) - sum(map(len, pieces))) // max(1, len(pieces) - 1)
+        starts = [start + n * length for n, start in enumerate(accumulate(map(len, pieces[:-1])))]
+        if starts and rendered[starts[0] : starts[0] + length].join(pieces) == rendered:
             result.setdefault(name, []).extend((start, start + length) for start in starts)
     return result
 
