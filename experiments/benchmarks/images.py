@@ -150,15 +150,13 @@ def described(value: Any) -> str:
     return f"{value!r}" if isinstance(value, bool | float) else f"a {type(value).__name__}"
 
 
-def open_pictures(sample: Sample) -> Image.Image | tuple[Image.Image, ...] | None:
-    """Return the case's picture, or all of them if it is a conversation; None without one.
+def open_pictures(sample: Sample) -> tuple[Image.Image, ...]:
+    """Return the case's pictures in their order.
 
     Raises:
         BadImage: one of them cannot be opened.
     """
-    if sample.turns:
-        return tuple(map(open_image, sample.images)) or None
-    return None if sample.image is None else open_image(sample.image)
+    return tuple(map(open_image, sample.images))
 
 
 def one_picture(sample: Sample) -> Image.Image:

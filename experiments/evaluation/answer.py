@@ -240,7 +240,9 @@ class Answering:
                     if sample.id in reasons
                 ]
                 if samples := [sample for sample in batch if sample.id not in reasons]:
-                    prompts = [prompt_of(sample, _own(pictures[sample.id])) for sample in samples]
+                    # A copy for each arm, whose method may edit it in place.
+                    copies = [[image.copy() for image in cast("Any", pictures[sample.id])] for sample in samples]
+                    prompts = list(map(prompt_of, samples, copies))
                     generation = self.generate(name, method, prompts)
                     lines += self.judged(samples, name, generation)
             for line in lines:
@@ -302,13 +304,6 @@ class Answering:
         """
         entries = {"batch_rows": self._rows, "requests": getattr(self.vlm, "requests", 0)}
         return {name: value for name, value in entries.items() if value}
-
-
-def _own(picture: Opened) -> Any:
-    """Return a copy for one arm, whose method may edit it in place."""
-    if isinstance(picture, tuple):
-        return tuple(each.copy() for each in picture)
-    return None if picture is None else cast("Any", picture).copy()
 
 
 def _progress(console: Console, *, hidden: bool) -> Progress:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from interp.prompt import Prompt
 
 Thing = TypeVar("Thing")
-Pictures = Image.Image | tuple[Image.Image, ...] | None
-Opened = Pictures | BadImage
+Opened = tuple[Image.Image, ...] | BadImage
 AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
 SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
 # Settings that change how scores are made, not the prompts that are read for them.
@@ -64,7 +63,7 @@ def by_prefill(arms: Mapping[str, Any]) -> list[str]:
     return [arm for group in groups.values() for arm in group]
 
 
-def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
+def prompt_of(sample: Sample, pictures: Sequence[Image.Image]) -> "Prompt":
     """Return what a study asks of a case, with its pictures opened.
 
     A turn whose answer the model has yet to give stays empty (``experiments.evaluation.conversations``).
@@ -72,10 +71,9 @@ def prompt_of(sample: Sample, pictures: Pictures) -> "Prompt":
     from interp.prompt import Prompt
 
     about: dict[str, Any] = {"key": sample.id, "request": sample.text, "shows": sample.described}
-    several = pictures if isinstance(pictures, tuple) else () if pictures is None else (pictures,)
+    left = iter(pictures)
     if not sample.turns:
-        return Prompt(sample.prompt, several[0] if several else None, **about)
-    left = iter(several)
+        return Prompt(sample.prompt, next(left, None), **about)
     turns = [turn.mapped(lambda _: next(left)) for turn in sample.turns]
     return Prompt(**about).with_turns(turns)
 
@@ -128,7 +126,6 @@ def _open(sample: Sample) -> Opened:
 
 def refused_size(picture: Opened, lengths: "Lengths | None") -> str:
     """Return why the model's processor refuses the size of a picture; "" if it does not."""
-    if lengths is None or picture is None or isinstance(picture, BadImage):
+    if lengths is None or isinstance(picture, BadImage):
         return ""
-    pictures = picture if isinstance(picture, tuple) else (picture,)
-    return next((reason for each in pictures if (reason := lengths.refusal(each.size))), "")
+    return next((reason for each in picture if (reason := lengths.refusal(each.size))), "")

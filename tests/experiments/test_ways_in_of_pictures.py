@@ -94,7 +94,7 @@ def in_a_table(folder: Path, cell: Any) -> Tensor:
     (sample,) = table(str(path)).load().samples
     picture = open_image(sample.image)
     assert size_of(sample.image) == picture.size
-    return asked(prompt_of(sample, picture).image)
+    return asked(prompt_of(sample, [picture]).image)
 
 
 def on_the_page(picture: Image.Image) -> Tensor:

@@ -24,7 +24,7 @@ TOKENS = 8
 def asked() -> list[Prompt]:
     """Sixteen cases of every subset, some under the sign, some in a wrapper."""
     samples = IconWorld().load().samples[::47]
-    return [prompt_of(sample, sample.image.render()) for sample in samples]  # type: ignore[union-attr]
+    return [prompt_of(sample, [sample.image.render()]) for sample in samples]  # type: ignore[union-attr]
 
 
 def in_words(prompt: Prompt) -> Prompt:

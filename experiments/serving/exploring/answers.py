@@ -60,7 +60,7 @@ class Material:
             text = question(experiment.text) if experiment.framed else experiment.text
             return Prompt(text, image, key=experiment.picture, request=experiment.text if experiment.framed else "")
         sample = self.cases.sample(experiment.picture.removeprefix("case:"))
-        prompt = prompt_of(sample, image)
+        prompt = prompt_of(sample, [image] if image else [])
         if not experiment.framed:
             return Prompt(experiment.text, image, key=sample.id)
         return replace(prompt, text=prompt.text.replace(sample.text, experiment.text), request=experiment.text)

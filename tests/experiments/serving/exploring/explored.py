@@ -91,4 +91,4 @@ def exploring(vlm: Any, *overrides: str, failing: str = "") -> Iterator[Explored
 def prompt() -> Prompt:
     """What a study asks of ``CASE``."""
     sample = next(one for one in IconWorld().load().samples if one.id == CASE.removeprefix("case:"))
-    return prompt_of(sample, open_image(sample.image))
+    return prompt_of(sample, [open_image(sample.image)])
