@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
+from interp.messages import Message
 from interp.prompt import Prompt
 from interp.tensor_file import TrainingRows, row_hash
 from mitigation.vrtuning.collator import IGNORED, Collator
@@ -102,9 +103,9 @@ def test_hashes_of_rows_are_made_with_the_dataset_and_open_no_picture_again(root
 def test_a_conversation_keeps_its_turns_and_pictures(root: Path) -> None:
     first, second = picture(1), picture(2)
     turns = [
-        ("user", [first, "what is this ?"]),
-        ("assistant", ["a knife"]),
-        ("user", [root / "a.png", second, "safe ?"]),
+        Message("user", (first, "what is this ?")),
+        Message("assistant", ("a knife",)),
+        Message("user", (root / "a.png", second, "safe ?")),
     ]
     rows = [
         Row(picture(3), "is this safe ?", "", "No"),
