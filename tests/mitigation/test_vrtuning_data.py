@@ -128,7 +128,7 @@ def test_a_conversation_keeps_its_turns_and_pictures(root: Path) -> None:
     hashes = TrainingRows.from_prompts([Prompt("is this safe ?", picture(3)), expected])
     assert rows_of(dataset).as_json() == rows_of(dataset.remove_columns("row_hash")).as_json() == hashes.as_json()
     check_dataset(dataset, "sft")
-    other = [rows[0], replace(rows[1], turns=[turns[0], ("assistant", ["a toy"]), turns[2]])]
+    other = [rows[0], replace(rows[1], turns=[turns[0], Message("assistant", ("a toy",)), turns[2]])]
     assert data_digest(from_rows(other).dataset) != data_digest(dataset)
 
 
