@@ -225,17 +225,15 @@ class RefusalMargins:
         """
         answers = self._taught = self._judged(BASELINE, self.file)
         folds = dict.fromkeys(answers.index, 0)
-        lines = answers["record"]
-        recorded = all(line.get("answer_prefix") or not line.get("thought") for line in lines)
-        if not recorded or (self.answering.run.endpoint is not None and self.vlm.thinks):
-            raise NoMargin(NO_THOUGHTS.format(self.vlm.name))
         if self.development is not None:
             method = {BASELINE: self.methods[BASELINE]}
             teaching = limited(self.development.samples, LEARNED_FROM)
             self.answering.answer(method, teaching, file=DEVELOPMENT, label=", development split")
             self._taught = self._judged(BASELINE, DEVELOPMENT)
         else:
-            folds = dict(zip(folds, openings.folds_of([str(line["cluster"]) for line in lines]), strict=True))
+            folds = dict(
+                zip(folds, openings.folds_of([str(line["cluster"]) for line in answers["record"]]), strict=True)
+            )
         tokens, refused = _lists(self._taught)
         if why := openings.too_few(refused):
             raise NoMargin(f"{BASELINE}: {why}")
@@ -245,12 +243,19 @@ class RefusalMargins:
         return folds, {kind: {0: each} for kind, each in learned.items()}
 
     def _judged(self, arm: str, file: str) -> pd.DataFrame:
-        """Return by case the arm's answers that a judge has read: ``record``, ``tokens`` and ``refused``."""
+        """Return by case the arm's answers that a judge has read: ``record``, ``tokens`` and ``refused``.
+
+        Raises:
+            NoMargin: they follow thoughts whose tokens are not known.
+        """
         lines = [
             line
             for line in record_fields.current(self.store.records(file))
             if line["arm"] == arm and line.get("answer_tokens") and line["verdict"] not in (None, Verdict.JUDGE_FAILED)
         ]
+        unknown = any(line.get("thought") and not line.get("answer_prefix") for line in lines)
+        if unknown or (self.answering.run.endpoint is not None and self.vlm.thinks):
+            raise NoMargin(NO_THOUGHTS.format(self.vlm.name))
         ends = self.vlm.end_ids
         tokens = [[token for token in line["answer_tokens"] if token not in ends] for line in lines]
         refused = np.array([line["verdict"] in (Verdict.REFUSED, Verdict.PARTIAL) for line in lines], dtype=bool)
@@ -334,10 +339,10 @@ class RefusalMargins:
 
         Each begins with the recorded thought. If a thought was cut off, or is not recorded, its case is left out.
         """
-        answering, prompts = self.answering, []
+        answering, prompts, thinks = self.answering, [], self.vlm.thinks
         for sample, picture in zip(batch, pictures, strict=True):
             record = records.get(sample.id, {})
-            if answering.unseen(picture) or (self.vlm.thinks and not record.get("answer_tokens")):
+            if answering.unseen(picture) or (thinks and not record.get("answer_tokens")):
                 continue
             prompt = prompt_of(with_answers(sample, record) if record else sample, picture)
             prompts.append(replace(prompt, answer_prefix=tuple(record.get("answer_prefix", ()))))
