@@ -64,13 +64,10 @@ class Prompt:
             )
         if self.image is not None:
             vars(self).update(image=seen(self.image))
-        turns = self.messages
-        if not isinstance(turns, tuple) or not all(isinstance(message, Message) for message in turns):
-            turns = self._read()
-        elif turns:
-            turns = self._updated(turns)
-        if turns:
-            self._store(turns)
+        if not isinstance(self.messages, tuple) or not all(isinstance(each, Message) for each in self.messages):
+            self._store(self._read())
+        elif self.messages:
+            self._store(self._updated(self.messages))
 
     def _store(self, turns: tuple[Message, ...]) -> "Prompt":
         """Store the turns of a conversation, or only text and picture if it is not more than these."""
