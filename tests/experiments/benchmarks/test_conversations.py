@@ -192,6 +192,17 @@ def test_wrong_rows_of_mtmcs_are_counted_with_a_sentence(tmp_path: Path) -> None
         MTMCS(root=str(tmp_path), turns="mine")
 
 
+def test_a_broken_line_of_a_published_table_is_counted(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    rows = [json.dumps(row) for row in mtmcs_rows("type_a", lambda n: f"{n}.png")]
+    (tmp_path / "type_a.jsonl").write_text("\n".join([rows[0], "{", rows[1]]))
+    loaded = MTMCS(root=str(tmp_path), part="type_a").load()
+    assert len(loaded.samples) == 4
+    assert "line 2: row: is not JSON" in loaded.missing["row (line 2)"]
+    with pytest.raises(UserError, match="1 of 5 cases cannot run as published"):
+        MTMCS(root=str(tmp_path), part="type_a", strict=True).load()
+
+
 @pytest.mark.parametrize("layout", ["json", "datasets"])
 def test_mis_asks_about_two_pictures(layout: str, tmp_path: Path) -> None:
     pictures(tmp_path)
