@@ -166,13 +166,14 @@ def _chat(messages: list[_Message]) -> list[dict[str, Any]]:
         if role not in ("system", "user", "assistant"):
             rule = "a request here has at most one system turn, and turns of user and assistant"
             raise BadRequest(f"messages.{index} is a turn of role {message.role!r}; {rule}", "messages")
-        words, urls = _content(message)
-        pictures += len(urls)
-        if urls and role != "user":
+        given = message.content
+        content = [_text(given)] if isinstance(given, str) else [_part(part) for part in given]
+        images = [part for part in content if part["type"] == "image"]
+        words = "\n".join(part["text"] for part in content if part["type"] == "text")
+        pictures += len(images)
+        if images and role != "user":
             raise BadRequest(f"a picture in the {role} turn; put it into the user's", "messages")
-        parts = message.content if isinstance(message.content, list) and len(urls) > 1 else None
-        content = [_part(part) for part in parts or ()] or [*map(_image, urls), {"type": "text", "text": words}]
-        chat.append({"role": role, "content": content})
+        chat.append({"role": role, "content": content if len(images) > 1 else [*images, _text(words)]})
     if pictures > MOST_PICTURES:
         raise BadRequest(f"{pictures} pictures; a request here has {MOST_PICTURES} at most", "messages")
     if chat[-1]["role"] != "user":
@@ -185,19 +186,11 @@ def _chat(messages: list[_Message]) -> list[dict[str, Any]]:
 
 
 def _part(part: _TextPart | _ImagePart) -> dict[str, Any]:
-    return _image(part.image_url.url) if isinstance(part, _ImagePart) else {"type": "text", "text": part.text}
+    return {"type": "image", "image": part.image_url.url} if isinstance(part, _ImagePart) else _text(part.text)
 
 
-def _image(url: str) -> dict[str, Any]:
-    return {"type": "image", "image": url}
-
-
-def _content(message: _Message) -> tuple[str, list[str]]:
-    """Return the words of a turn, parts on lines of their own, and the URLs of its pictures."""
-    if isinstance(message.content, str):
-        return message.content, []
-    words = [part.text for part in message.content if isinstance(part, _TextPart)]
-    return "\n".join(words), [part.image_url.url for part in message.content if isinstance(part, _ImagePart)]
+def _text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
 
 
 def _refuse_unknown(extra: dict[str, Any]) -> None:
