@@ -1,19 +1,15 @@
 """IconWorld's requests: twins of one sentence, as balanced as IconWorld, and read by the refusal judges."""
 
-import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from experiments.benchmarks.checks import manifest
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.metrics.results import evaluate
-from experiments.report.saved_run import read_run
 from experiments.report.text import summary
 from experiments.types import Sample
 from tests.experiments.benchmarks.test_iconworld import SPLITS
-from tests.experiments.compose import run_of
 from tests.experiments.refused import frame
 
 
@@ -59,19 +55,3 @@ def test_a_model_that_knows_yes_and_no_alone_is_asked_with_a_warning() -> None:
         notes = summary(made.results, made.design, about).notes
         warned[model, benchmark] = any("its answers mean nothing" in note for note in notes)
     assert list(warned.values()) == [True, False, True]
-
-
-@pytest.mark.long
-def test_every_step_works_with_the_bundled_model(tmp_path: Path) -> None:
-    run = run_of(
-        "benchmark=iconworld_requests", "method=prompt", "limit=8", "draws=20", "max_new_tokens=4",
-        f"output_root={tmp_path}",
-    )  # fmt: skip
-    run.task(run)
-    (folder,) = (tmp_path / "study").iterdir()
-    saved = read_run(folder)
-    assert (saved.metrics["kind"], saved.metrics["pairs"]) == ("refusal", 4)
-    assert saved.metrics["n_by_subset"] == {"benign": [4, 4], "contrast": [4, 4]}
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    assert {line["arm"] for line in lines} == {"baseline", "prompt"}
-    assert (folder / "report.html").stat().st_size > 1000

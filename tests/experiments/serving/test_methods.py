@@ -35,8 +35,6 @@ def saved_run(folder: Path, arm: str, settings: Any, **more: Any) -> str:
 @pytest.mark.long
 def test_what_learns_is_read_from_a_run_with_the_same_settings(tmp_path: Path) -> None:
     run = run_of("task=serve", "method=steering", "method.strength=2")
-    with pytest.raises(UserError, match="steering learns before it answers; give the run of a study"):
-        served(run)
     with pytest.raises(UserError, match="has no finished run"):
         served(run_of("task=serve", "method=steering", f"run={tmp_path}"))
     settings = run.config["arms"]["steering"]
@@ -89,15 +87,12 @@ def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) 
 def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, tmp_path: Path) -> None:
     file = tmp_path / "answers.csv"
     file.write_text("id,response\n1,No\n")
-    for overrides, said in (
-        (["method=vcd", "model=api_vllm", "model.model=x"], "only reached over an API"),
-        (["method=vcd", "+method@arms.web=responses", f"arms.web.path={file}"], "has responses made elsewhere"),
-        (["method=vcd", "task.host=0.0.0.0"], "lets other machines ask, and FORESTLENS_API_KEY is not set"),
-        (["method=vcd", "task.host=256.0.0.1", "task.key_env=HOME"], "cannot serve at 256.0.0.1:8000"),
-    ):
-        run = run_of("task=serve", *overrides)
-        with pytest.raises(UserError, match=said):
-            run.task(run)
+    run = run_of("task=serve", "method=vcd", "+method@arms.web=responses", f"arms.web.path={file}")
+    with pytest.raises(UserError, match="has responses made elsewhere"):
+        run.task(run)
+    run = run_of("task=serve", "method=vcd", "task.host=256.0.0.1", "task.key_env=HOME")
+    with pytest.raises(UserError, match=r"cannot serve at 256\.0\.0\.1:8000"):
+        run.task(run)
     with bound("127.0.0.1", 0) as listener:
         listener.listen()
         run = run_of("task=serve", "method=vcd", f"task.port={listener.getsockname()[1]}")
