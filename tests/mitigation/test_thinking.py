@@ -30,8 +30,7 @@ def prompts() -> list[Prompt]:
 
 
 def answers(vlm: VLM, prompts: list[Prompt], method: Any) -> Generation:
-    found: Generation = method.generate(vlm, prompts, max_new_tokens=TOKENS)
-    return found
+    return method.generate(vlm, prompts, max_new_tokens=TOKENS)
 
 
 def spoken(vlm: VLM, text: str) -> str:

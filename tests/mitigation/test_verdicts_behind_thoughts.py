@@ -62,8 +62,7 @@ class Thinking(WrappedVLM):
 
 @torch.no_grad()
 def forward(vlm: VLM, encoded: Any) -> Tensor:
-    logits: Tensor = vlm.model(**encoded, use_cache=False).logits[:, -1].float()
-    return logits
+    return vlm.model(**encoded, use_cache=False).logits[:, -1].float()
 
 
 def clean(vlm: VLM, prompt: Prompt) -> Tensor:

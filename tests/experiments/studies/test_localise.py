@@ -78,8 +78,7 @@ def localised(plan: Plan, vlm: VLM | None = None) -> tuple[dict[str, Any], Resul
 
 
 def row_of(results: Results, part: str, quantity: str = "part_slope", rule: str = "") -> Row:
-    row = results.get(part, quantity, subset=PICTURE, rule=rule)
-    return row
+    return results.get(part, quantity, subset=PICTURE, rule=rule)
 
 
 def claims_of(results: Results) -> dict[str, str]:

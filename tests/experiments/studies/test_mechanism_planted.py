@@ -153,8 +153,7 @@ def told(name: str, folder: Path, *options: str) -> dict[str, Any]:
     run = run_of(f"+exp={name}", f"output_root={folder}", *options)
     run.task(run)
     (path,) = folder.glob(f"*/*/{name}.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())
 
 
 @pytest.mark.slow

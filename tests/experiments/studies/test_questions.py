@@ -27,8 +27,7 @@ def go(outputs: Path, *overrides: str) -> Path:
 
 
 def answers(folder: Path, name: str = "mechanism") -> list[str]:
-    said: list[str] = json.loads((folder / "sections" / f"{name}.json").read_text())["sentences"]
-    return said
+    return json.loads((folder / "sections" / f"{name}.json").read_text())["sentences"]
 
 
 def test_a_mistake_in_python_is_raised_and_a_reason_is_noted() -> None:
