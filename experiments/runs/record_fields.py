@@ -69,7 +69,7 @@ def answered(
     yes/no rule, None for refusal benchmarks. A margin that is not finite becomes null. ``margin_is`` says of a margin
     that replies only bound whether it is ``exact``, a ``bound`` or ``undecided`` (0 lies between the bounds).
     ``verdict_step`` counts the tokens before the token that the margin is read at. Of an answer in words,
-    ``answer_tokens`` are the first tokens and ``answer_prefix`` those of the thought before them.
+    ``answer_tokens`` are the first tokens, and ``answer_prefix`` the tokens of the thought before them.
     ``interp.generation.Generation`` explains the other fields.
     """
 
