@@ -88,11 +88,8 @@ def commands() -> dict[str, dict[str, str]]:
     A task that an experiment of the same name runs is left out.
     """
     experiments = options_of("exp")
-    tasks = [name for name in options_of("task") if name not in experiments]
-    return {
-        "Experiments": {f"+exp={name}": _first_sentence(f"exp/{name}") for name in experiments},
-        "Tasks": {f"task={name}": _first_sentence(f"task/{name}") for name in tasks},
-    }
+    tasks = {f"task={name}": _first_sentence(f"task/{name}") for name in options_of("task") if name not in experiments}
+    return {"Experiments": {f"+exp={name}": _first_sentence(f"exp/{name}") for name in experiments}, "Tasks": tasks}
 
 
 def greeting() -> str:
