@@ -28,7 +28,6 @@ from tests.experiments.refusing import Spoken, refusing_run
 from tests.planted import Plan, planted
 
 
-@pytest.mark.long
 def test_the_mechanism_of_a_refusal_is_the_planted_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
