@@ -10,7 +10,7 @@ words or the picture. Importing this module loads neither torch nor transformers
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -95,8 +95,12 @@ class ConversationCauses:
         draws, margins = min(work.run.draws, MOST_DRAWS), work.margins
         attended = f"attention of the {'first answer' if margins is None else 'decisive'} token"
 
+        @cache  # finding the decisive token asks the model, and each form needs it
+        def decisive() -> Any:
+            return None if margins is None else margins.for_tools(next_token=True)[0]
+
         def begin(prompts: "list[Prompt]") -> "list[Prompt]":
-            return prompts if margins is None else margins.for_tools(next_token=True)[0].begin(prompts)
+            return prompts if decisive() is None else decisive().begin(prompts)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
             prompts, clusters = prompts_of(samples), [sample.cluster for sample in samples]
