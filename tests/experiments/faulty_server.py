@@ -36,7 +36,10 @@ class Served:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Served":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -65,10 +65,6 @@ def model(url: str, **options: Any) -> ApiModel:
     return ApiModel(ApiConfig("there", "llava_organism", url, **settings))
 
 
-def everything(url: str) -> None:
-    asked(model(url))
-
-
 def key(request: dict[str, Any]) -> str:
     """Of a request, with the digests of its pictures' pixels for them: another zlib writes other files.
 
@@ -117,8 +113,7 @@ def _recording(url: str, into: dict[str, Any]) -> Callable[[dict[str, Any]], Rep
 
 if __name__ == "__main__":
     recorded: dict[str, Any] = {}
-    served = Served(_recording(sys.argv[1], recorded))
-    everything(served.url)
-    served.close()
+    with Served(_recording(sys.argv[1], recorded)) as served:
+        asked(model(served.url))
     FILE.write_bytes(gzip.compress(json.dumps(recorded, sort_keys=True).encode(), mtime=0))
     print(f"{len(recorded)} replies, {FILE.stat().st_size:,} bytes")

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -16,14 +17,7 @@ from experiments.api.reply import BROKEN
 from interp.errors import UserError
 from interp.vlm import Prompt
 from mitigation.prompting import SAFETY_SYSTEM_PROMPT, ContextPrompt, SafetyPrompt
-from tests.experiments.faulty_server import (
-    FaultyProxy,
-    Reply,
-    Served,
-    asked,
-    completion,
-    stub,
-)
+from tests.experiments.faulty_server import FaultyProxy, Reply, Served, asked, completion, stub
 
 KEY = "sk-test-0123456789abcdef"
 # None that identifies this machine.
@@ -38,9 +32,8 @@ def config(url: str, **options: Any) -> ApiConfig:
 
 @pytest.fixture
 def server() -> Iterator[Served]:
-    served = Served(stub)
-    yield served
-    served.close()
+    with Served(stub) as served:
+        yield served
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,15 +45,9 @@ def quick() -> Iterator[None]:
 
 def one(reply: Reply, *, image: bool = False, **options: Any) -> tuple[str, str, str, float, int]:
     """Status, text, reason, margin and the number of requests when every request gets ``reply``."""
-    served = Served(lambda _: reply)
-    try:
-        model = ApiModel(config(served.url, **options))
-        answer = model.generate([Prompt("Safe?", RED if image else None)])
-        assert answer.statuses is not None
-        assert answer.reasons is not None
-        return answer.statuses[0], answer.texts[0], answer.reasons[0], float(answer.margins[0]), len(served.requests)
-    finally:
-        served.close()
+    with Served(lambda _: reply) as served:
+        answer: Any = ApiModel(config(served.url, **options)).generate([Prompt("Safe?", RED if image else None)])
+    return answer.statuses[0], answer.texts[0], answer.reasons[0], float(answer.margins[0]), len(served.requests)
 
 
 def test_what_is_sent(server: Served) -> None:
@@ -134,10 +121,9 @@ def test_a_thought_in_its_own_field_is_kept_apart(field: str) -> None:
     def thinking(content: str | None, finish: str = "stop") -> Reply:
         return Reply(completion(None, finish, message={"content": content, field: "It is a bug."}))
 
-    served = Served(lambda _: thinking("Yes"))
-    found = ApiModel(config(served.url)).generate([Prompt("Safe?")])
+    with Served(lambda _: thinking("Yes")) as served:
+        found = ApiModel(config(served.url)).generate([Prompt("Safe?")])
     assert (found.texts, found.thoughts, found.statuses) == (["Yes"], ["It is a bug."], ["answered"])
-    served.close()
     assert len(served.requests) == 1
     status, text, _, _, requests = one(thinking(None, "length"))  # cut off within it: asking again would cost as much
     assert (status, text, requests) == ("truncated", "", 1)
@@ -166,12 +152,8 @@ def test_what_no_request_survives_stops_the_run_at_once(
     monkeypatch: pytest.MonkeyPatch, status: int, message: str, said: str
 ) -> None:
     monkeypatch.setenv("STUB_KEY", KEY)
-    served = Served(lambda _: failing(status, message))
-    model = ApiModel(config(served.url, key_env="STUB_KEY", concurrency=2))
-    with pytest.raises(UserError) as caught:
-        model.generate([Prompt(str(i)) for i in range(50)])
-    served.close()
-    assert said in str(caught.value)
+    with Served(lambda _: failing(status, message)) as served, pytest.raises(UserError, match=said) as caught:
+        ApiModel(config(served.url, key_env="STUB_KEY", concurrency=2)).generate([Prompt(str(i)) for i in range(50)])
     assert KEY not in f"{caught.value} {caught.value.__cause__!r}"
     assert len(served.requests) < 10
 
@@ -183,9 +165,8 @@ def test_retry_after_is_honoured() -> None:
         arrived.append(time.monotonic())
         return Reply(b"{}", 429, {"Retry-After": "0.4"}) if len(arrived) == 1 else stub(request)
 
-    served = Served(reply)
-    answer = ApiModel(config(served.url)).generate([Prompt("a")])
-    served.close()
+    with Served(reply) as served:
+        answer = ApiModel(config(served.url)).generate([Prompt("a")])
     assert answer.statuses == ["answered"]
     assert arrived[1] - arrived[0] >= 0.4
 
@@ -206,9 +187,8 @@ def test_an_endpoint_without_log_probabilities_is_asked_without(server: Served) 
     def refuse(request: dict[str, Any]) -> Reply:
         return failing(400, "logprobs are not supported") if "logprobs" in request else stub(request)
 
-    served = Served(refuse)
-    answers = ApiModel(config(served.url, logprobs="auto")).generate([Prompt(str(i)) for i in range(6)])
-    served.close()
+    with Served(refuse) as served:
+        answers = ApiModel(config(served.url, logprobs="auto")).generate([Prompt(str(i)) for i in range(6)])
     assert answers.statuses == ["answered"] * 6
     ApiModel(config(server.url)).generate([Prompt("a")])
     assert "logprobs" not in server.requests[0]
@@ -239,31 +219,25 @@ def test_log_probabilities_of_a_hidden_thought_are_not_the_verdicts(capsys: pyte
 
 def test_requests_that_are_refused_alike_stop_with_the_endpoints_words() -> None:
     words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
-    served = Served(lambda _: failing(400, words))
-    with pytest.raises(UserError) as caught:
+    said = "Unsupported parameter: 'max_tokens'.*set model.token_field=max_completion_tokens$"
+    with Served(lambda _: failing(400, words)) as served, pytest.raises(UserError, match=said):
         ApiModel(config(served.url, concurrency=2)).generate([Prompt(str(i)) for i in range(80)])
-    served.close()
-    assert "Unsupported parameter: 'max_tokens'" in str(caught.value)
-    assert str(caught.value).endswith("set model.token_field=max_completion_tokens")
     assert len(served.requests) < 10
-    mixed = Served(lambda request: stub(request) if asked(request) == "0" else failing(400, words))
-    answers = ApiModel(config(mixed.url, concurrency=1)).generate([Prompt(str(i)) for i in range(20)])
-    mixed.close()
+    with Served(lambda request: stub(request) if asked(request) == "0" else failing(400, words)) as mixed:
+        answers = ApiModel(config(mixed.url, concurrency=1)).generate([Prompt(str(i)) for i in range(20)])
     assert answers.statuses == ["answered"] + ["transport_failed"] * 19
 
 
 def test_the_key_is_sent_and_nowhere_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("STUB_KEY", KEY)
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
-    monkeypatch.setenv("OPENAI_ADMIN_KEY", "admin-of-somebody")
-    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "x-secret: of-somebody")
+    for name in ("ORG_ID", "ADMIN_KEY", "CUSTOM_HEADERS"):
+        monkeypatch.setenv(f"OPENAI_{name}", "x-secret: of-somebody")
     caplog.set_level(logging.DEBUG)
     echoes = [failing(400, f"bad key {KEY}"), Reply(completion(f"your key is {KEY}")), failing(500, KEY * 30)]
-    served = Served(lambda request: echoes[int(asked(request))])
-    asking = config(served.url, key_env="STUB_KEY", retries=0)
-    model = ApiModel(asking)
-    answers = model.generate([Prompt("0"), Prompt("1"), Prompt("2")])
-    served.close()
+    with Served(lambda request: echoes[int(asked(request))]) as served:
+        asking = config(served.url, key_env="STUB_KEY", retries=0)
+        model = ApiModel(asking)
+        answers = model.generate([Prompt("0"), Prompt("1"), Prompt("2")])
     assert {headers["authorization"] for headers in served.headers} == {f"Bearer {KEY}"}
     assert not any("somebody" in value for headers in served.headers for value in headers.values())
     assert {name for headers in served.headers for name in headers} <= {*HEADERS, "authorization"}
@@ -288,23 +262,17 @@ def test_keys_are_looked_at_before_anything_starts(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     asking = ApiConfig(**({"name": "stub", "model": "m", "key_env": "STUB_KEY"} | options))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         asking.key()
-    assert said in str(caught.value)
     assert KEY not in str(caught.value)
 
 
 def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = FaultyProxy(server.url, faults=("500",))
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("experiments.api.model.as_completed", interrupted)
+    monkeypatch.setattr("experiments.api.model.as_completed", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setattr("experiments.api.client.FIRST_DELAY", 0.2)
-    with pytest.raises(KeyboardInterrupt):
-        ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])
-    sent = len(proxy.requests)
-    time.sleep(1)
-    assert len(proxy.requests) <= max(sent, 2)  # what was on its way, and nothing after it
-    proxy.close()
+    with FaultyProxy(server.url, faults=("500",)) as proxy:
+        with pytest.raises(KeyboardInterrupt):
+            ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])
+        sent = len(proxy.requests)
+        time.sleep(1)
+        assert len(proxy.requests) <= max(sent, 2)  # what was on its way, and nothing after it

@@ -11,10 +11,8 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from experiments.api.config import ApiConfig
 from experiments.api.contrast import margin_of_words
 from experiments.api.engine_model import write_engine_model
-from experiments.api.model import ApiModel
 from experiments.evaluation.refusal_margins import FILE
 from experiments.metrics.outcomes import align
 from interp.checkpoints.config import ModelConfig
@@ -41,9 +39,8 @@ def here() -> VLM:
 
 @pytest.mark.long
 def test_margins_and_answers_on_a_real_engine_are_those_here(here: VLM) -> None:
-    served = Served(recorded_engine.played())
-    there = recorded_engine.asked(recorded_engine.model(served.url))
-    served.close()
+    with Served(recorded_engine.played()) as served:
+        there = recorded_engine.asked(recorded_engine.model(served.url))
     for name, own in recorded_engine.asked(here).items():
         found = there[name]
         assert found.statuses is not None, name
@@ -71,13 +68,12 @@ def test_no_list_is_asked_for_that_another_clients_request_would_disturb(here: V
                 del step["top_logprobs"][1:]
         return Reply(json.dumps(body).encode(), reply.status)
 
-    served = Served(disturbed)
-    there, prompts = recorded_engine.model(served.url), recorded_engine.prompts()
-    for name, method in recorded_engine.WHOLE.items():
-        found = method.generate(there, prompts, max_new_tokens=recorded_engine.TOKENS)
-        assert found.token_ids == method.generate(here, prompts, max_new_tokens=recorded_engine.TOKENS).token_ids, name
-        assert not any(found.reasons or []), name
-    served.close()
+    prompts, tokens = recorded_engine.prompts(), recorded_engine.TOKENS
+    with Served(disturbed) as served:
+        for name, method in recorded_engine.WHOLE.items():
+            found = method.generate(recorded_engine.model(served.url), prompts, max_new_tokens=tokens)
+            assert found.token_ids == method.generate(here, prompts, max_new_tokens=tokens).token_ids, name
+            assert not any(found.reasons or []), name
     assert not [one for one in asked if one.get("top_logprobs")]
     assert any("prompt_logprobs" in one for one in asked)
 
@@ -118,15 +114,14 @@ def test_an_order_is_read_where_bounds_do_not_cross() -> None:
 
 
 def test_what_a_contrast_needs_of_its_server_is_said() -> None:
-    served = Served(lambda request: Reply(b"{}", 404))
     prompts = [Prompt("Safe?", Image.new("RGB", (8, 8)), key="a")]
-    there = ApiModel(ApiConfig("there", "m", served.url, logprobs="auto", retries=0))
-    with pytest.raises(UserError, match=r"need model.engine=vllm, model.logprobs=auto"):
-        TextOnly(alpha=1.0).generate(there, prompts, max_new_tokens=4)  # type: ignore[arg-type]
-    engine = ApiModel(ApiConfig("there", "m", served.url, engine="vllm", logprobs="auto", retries=0))
-    with pytest.raises(UserError, match=r"/tokenize answers 404: .*set model.engine=null"):
-        TextOnly(alpha=1.0).generate(engine, prompts, max_new_tokens=1)  # type: ignore[arg-type]
-    served.close()
+    lacking = {
+        None: "need model.engine=vllm, model.logprobs=auto",
+        "vllm": "/tokenize answers 404: .*set model.engine=null",
+    }
+    for engine, said in lacking.items():
+        with Served(lambda request: Reply(b"{}", 404)) as served, pytest.raises(UserError, match=said):
+            TextOnly(alpha=1.0).generate(recorded_engine.model(served.url, engine=engine), prompts, max_new_tokens=1)
 
 
 def test_a_server_that_lists_too_few_or_other_tokens_is_named(here: VLM) -> None:
@@ -139,10 +134,8 @@ def test_a_server_that_lists_too_few_or_other_tokens_is_named(here: VLM) -> None
         return FakeEngine(here)({name: value for name, value in request.items() if name != "logprob_token_ids"})
 
     for reply, said in ((few, "start vLLM with --max-logprobs 20"), (others, "does not name tokens by id")):
-        served = Served(reply)
-        with pytest.raises(UserError, match=said):
+        with Served(reply) as served, pytest.raises(UserError, match=said):
             recorded_engine.model(served.url).generate([Prompt("Safe?")], max_new_tokens=4)
-        served.close()
 
 
 @pytest.mark.long
@@ -166,16 +159,14 @@ def test_refusal_margins_over_an_engine_are_those_of_the_weights(
 ) -> None:
     arms = ("method=baseline", "batch_size=12")
     here = refusing_run(monkeypatch, tmp_path / "here", *arms)
-    vlm = planted(Plan(heeds=1, in_words=True))
-    served = Served(FakeEngine(vlm))
-    there = run_of(
-        "model=api_vllm", f"model.base_url={served.url}", "model.model=m", "model.concurrency=2", "draws=60",
-        "max_new_tokens=3", f"output_root={tmp_path / 'there'}", *arms,
-    )  # fmt: skip
     folders = [evaluate(here)]
     monkeypatch.undo()
-    folders.append(evaluate(replace(there, benchmark=here.benchmark, judge=here.judge)))
-    served.close()
+    with Served(FakeEngine(planted(Plan(heeds=1, in_words=True)))) as served:
+        there = run_of(
+            "model=api_vllm", f"model.base_url={served.url}", "model.model=m", "model.concurrency=2", "draws=60",
+            "max_new_tokens=3", f"output_root={tmp_path / 'there'}", *arms,
+        )  # fmt: skip
+        folders.append(evaluate(replace(there, benchmark=here.benchmark, judge=here.judge)))
     chances = [
         {
             (each["case"], opening): value
@@ -192,10 +183,9 @@ def test_refusal_margins_over_an_engine_are_those_of_the_weights(
 
 def test_openings_that_an_engine_cannot_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     vlm = planted(Plan(heeds=1, in_words=True))
-    served = Served(lambda request: Reply(b"{}", 500) if "max_tokens" in request else FakeEngine(vlm)(request))
-    there = ApiModel(ApiConfig("there", "m", served.url, engine="vllm", logprobs="auto", retries=0))
-    assert there.read_openings([Prompt("the gun")], [(5, 6), (5,)]).isnan().all()
+    with Served(lambda request: Reply(b"{}", 500) if "max_tokens" in request else FakeEngine(vlm)(request)) as served:
+        there = recorded_engine.model(served.url)
+        assert there.read_openings([Prompt("the gun")], [(5, 6), (5,)]).isnan().all()
     assert "1 of 1 requests have no refusal margin" in capsys.readouterr().err
     with pytest.raises(UserError, match="no scores of forced tokens over an API"):
         log_probabilities(TextOnly(alpha=1.0), there, [Prompt("the gun")], [(5,)])  # type: ignore[arg-type]
-    served.close()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.api.parity import Parity, Side, compared, made_up_prompts, parity
 from interp.loading import load
 from interp.vlm import VLM, Prompt
+from tests.experiments.api import recorded_engine
 from tests.experiments.api.fake_engine import FakeEngine
 from tests.experiments.faulty_server import Served
 
@@ -24,13 +24,9 @@ def here() -> VLM:
 
 
 @contextmanager
-def served(reply: Any, **options: Any) -> Iterator[ApiModel]:
-    server = Served(reply)
-    settings = {"engine": "vllm", "logprobs": "auto", "retries": 0, "concurrency": 2} | options
-    try:
-        yield ApiModel(ApiConfig("there", "m", server.url, **settings))
-    finally:
-        server.close()
+def served(reply: Any) -> Iterator[ApiModel]:
+    with Served(reply) as server:
+        yield recorded_engine.model(server.url)
 
 
 def some() -> list[Prompt]:

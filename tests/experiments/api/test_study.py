@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.images import open_image
 from experiments.config import Run
+from experiments.evaluation.attention_log import prompts_of
 from experiments.runs.store import IDENTITY
 from experiments.types import Status
 from interp.errors import UserError
 from interp.loading import load
-from interp.vlm import Prompt
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_study import evaluate, lines
 from tests.experiments.faulty_server import FAULTS, SLOW, FaultyProxy, Reply, Served, completion, stub
@@ -35,16 +34,9 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def study(url: str, outputs: Path, *overrides: str) -> Run:
-    model = (
-        "model=api_vllm",
-        "model.engine=null",
-        f"model.base_url={url}",
-        "model.model=stub",
-        "model.timeout=10",
-        "model.concurrency=6",
-    )
+    model = ["model=api_vllm", "model.engine=null", "model.model=stub", "model.timeout=10", "model.concurrency=6"]
     defaults = (f"output_root={outputs}", f"limit={LIMIT}", "draws=20", "batch_size=6", "method=prompt")
-    return run_of(*model, *defaults, *overrides)
+    return run_of(*model, f"model.base_url={url}", *defaults, *overrides)
 
 
 def said(folder: Path) -> dict[tuple[str, str], tuple[str, str]]:
@@ -61,40 +53,37 @@ def finished(folder: Path) -> bool:
 def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    upstream = Served(stub)
-    proxy = FaultyProxy(upstream.url, seed=1)
-    undisturbed = said(evaluate(study(upstream.url, tmp_path / "undisturbed")))
-    options = (f"model.timeout={SLOW / 2}", "model.retries=1")
-    run = study(proxy.url, tmp_path / "faulty", *options)
+    with Served(stub) as upstream, FaultyProxy(upstream.url, seed=1) as proxy:
+        undisturbed = said(evaluate(study(upstream.url, tmp_path / "undisturbed")))
+        options = (f"model.timeout={SLOW / 2}", "model.retries=1")
+        run = study(proxy.url, tmp_path / "faulty", *options)
 
-    first = evaluate(run)
-    assert set(proxy.injected) == set(FAULTS)
-    keys = [(r["case"], r["arm"]) for r in lines(first)]
-    assert len(keys) == len(set(keys)) == 2 * LIMIT
-    assert {r["status"] for r in lines(first)} <= set(Status)
-    assert not finished(first)
-    assert (first / "metrics.json").exists()
-    assert all(record["margin"] is None for record in lines(first))  # it gives no log-probabilities
-    assert all("margin_unshifted" not in record for record in lines(first))
-    assert not any(record.get("sampled") for record in lines(first))
-    assert "run the same command again" in " ".join(capsys.readouterr().out.split())
+        first = evaluate(run)
+        assert set(proxy.injected) == set(FAULTS)
+        keys = [(r["case"], r["arm"]) for r in lines(first)]
+        assert len(keys) == len(set(keys)) == 2 * LIMIT
+        assert {r["status"] for r in lines(first)} <= set(Status)
+        assert not finished(first)
+        assert (first / "metrics.json").exists()
+        assert all(record["margin"] is None for record in lines(first))  # it gives no log-probabilities
+        assert all("margin_unshifted" not in record for record in lines(first))
+        assert not any(record.get("sampled") for record in lines(first))
+        assert "run the same command again" in " ".join(capsys.readouterr().out.split())
 
-    proxy.rate = 0.8
-    assert evaluate(run) == first
-    proxy.rate = 0.0
-    before = len(proxy.requests)
-    unanswered = sum(status == "transport_failed" for status, _ in said(first).values())
-    assert evaluate(run) == first
-    sent = {json.dumps(request["messages"]) for request in proxy.requests[before:]}
-    assert len(sent) == unanswered  # nothing that was answered is asked again
-    assert json.loads((first / "environment.json").read_text())["requests"] >= unanswered
-    assert finished(first)
-    final = said(first)
-    assert set(final) == set(undisturbed)
-    assert "transport_failed" not in Counter(status for status, _ in final.values())
-    assert all(value == undisturbed[key] for key, value in final.items() if value[0] != "empty")
-    upstream.close()
-    proxy.close()
+        proxy.rate = 0.8
+        assert evaluate(run) == first
+        proxy.rate = 0.0
+        before = len(proxy.requests)
+        unanswered = sum(status == "transport_failed" for status, _ in said(first).values())
+        assert evaluate(run) == first
+        sent = {json.dumps(request["messages"]) for request in proxy.requests[before:]}
+        assert len(sent) == unanswered  # nothing that was answered is asked again
+        assert json.loads((first / "environment.json").read_text())["requests"] >= unanswered
+        assert finished(first)
+        final = said(first)
+        assert set(final) == set(undisturbed)
+        assert "transport_failed" not in Counter(status for status, _ in final.values())
+        assert all(value == undisturbed[key] for key, value in final.items() if value[0] != "empty")
 
 
 @pytest.mark.long
@@ -102,9 +91,8 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
 def test_refusals_over_an_endpoint_have_rates_and_a_sentence_on_margins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = Served(lambda _: Reply(completion("I cannot help with that.")))
-    folder = evaluate(study(served.url, tmp_path, "benchmark=iconworld_requests", "limit=8"))
-    served.close()
+    with Served(lambda _: Reply(completion("I cannot help with that."))) as served:
+        folder = evaluate(study(served.url, tmp_path, "benchmark=iconworld_requests", "limit=8"))
     assert {record["verdict"] for record in lines(folder)} == {"refused"}
     assert "no refusal margins: stub is asked over an API that gives no" in " ".join(capsys.readouterr().out.split())
 
@@ -121,13 +109,10 @@ def test_the_key_is_in_no_file_and_no_output(
         Reply(f"not JSON {KEY}".encode()),
         Reply(completion("No", model=KEY)),
     ]
-    served = Served(lambda _: echoes[len(served.requests) % len(echoes)])
-    evaluate(study(served.url, tmp_path, "limit=8", "model.key_env=STUB_KEY", "model.retries=0"))
-    stop = Served(lambda _: Reply(f"who is {KEY}?".encode(), 401))
-    with pytest.raises(UserError) as caught:
+    with Served(lambda _: echoes[len(served.requests) % len(echoes)]) as served:
+        evaluate(study(served.url, tmp_path, "limit=8", "model.key_env=STUB_KEY", "model.retries=0"))
+    with Served(lambda _: Reply(f"who is {KEY}?".encode(), 401)) as stop, pytest.raises(UserError) as caught:
         evaluate(study(stop.url, tmp_path, "limit=8", "model.key_env=STUB_KEY"))
-    served.close()
-    stop.close()
     assert {headers["authorization"] for headers in served.headers} == {f"Bearer {KEY}"}
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"predictions.jsonl", "environment.json", "config.yaml", "report.html"} <= {path.name for path in written}
@@ -149,8 +134,6 @@ def test_a_benchmark_runs_through_our_own_server_as_it_runs_here(tmp_path: Path)
     samples = {sample.id: sample for sample in IconWorld().load().samples}
     for record in lines(folder):
         sample, method = samples[record["case"]], there.arms[record["arm"]]
-        assert sample.image is not None
-        prompt = Prompt(sample.prompt, open_image(sample.image))
-        here = method.generate(vlm, [prompt], max_new_tokens=there.max_new_tokens)
+        here = method.generate(vlm, prompts_of([sample]), max_new_tokens=there.max_new_tokens)
         assert (record["status"], record["response"]) == ("answered", here.texts[0])
         assert record["margin"] == pytest.approx(here.margins.item(), abs=1e-3)
