@@ -23,8 +23,7 @@ from mitigation.controls import TextOnly
 from mitigation.forced import log_probabilities
 from tests.experiments.api import recorded_engine
 from tests.experiments.api.fake_engine import FakeEngine
-from tests.experiments.compose import run_of
-from tests.experiments.evaluation.test_study import evaluate, lines
+from tests.experiments.compose import lines, ran, run_of
 from tests.experiments.faulty_server import Reply, Served
 from tests.experiments.refusing import refusing_run
 from tests.planted import Plan, planted
@@ -159,14 +158,14 @@ def test_refusal_margins_over_an_engine_are_those_of_the_weights(
 ) -> None:
     arms = ("method=baseline", "batch_size=12")
     here = refusing_run(monkeypatch, tmp_path / "here", *arms)
-    folders = [evaluate(here)]
+    folders = [ran(here)]
     monkeypatch.undo()
     with Served(FakeEngine(planted(Plan(heeds=1, in_words=True)))) as served:
         there = run_of(
             "model=api_vllm", f"model.base_url={served.url}", "model.model=m", "model.concurrency=2", "draws=60",
             "max_new_tokens=3", f"output_root={tmp_path / 'there'}", *arms,
         )  # fmt: skip
-        folders.append(evaluate(replace(there, benchmark=here.benchmark, judge=here.judge)))
+        folders.append(ran(replace(there, benchmark=here.benchmark, judge=here.judge)))
     chances = [
         {
             (each["case"], opening): value

@@ -13,8 +13,7 @@ from experiments.runs.store import IDENTITY
 from experiments.types import Status
 from interp.errors import UserError
 from interp.loading import load
-from tests.experiments.compose import run_of
-from tests.experiments.evaluation.test_study import evaluate, lines
+from tests.experiments.compose import lines, ran, run_of
 from tests.experiments.faulty_server import FAULTS, SLOW, FaultyProxy, Reply, Served, completion, stub
 from tests.experiments.serving.served import running
 
@@ -54,11 +53,11 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Served(stub) as upstream, FaultyProxy(upstream.url, seed=1) as proxy:
-        undisturbed = said(evaluate(study(upstream.url, tmp_path / "undisturbed")))
+        undisturbed = said(ran(study(upstream.url, tmp_path / "undisturbed")))
         options = (f"model.timeout={SLOW / 2}", "model.retries=1")
         run = study(proxy.url, tmp_path / "faulty", *options)
 
-        first = evaluate(run)
+        first = ran(run)
         assert set(proxy.injected) == set(FAULTS)
         keys = [(r["case"], r["arm"]) for r in lines(first)]
         assert len(keys) == len(set(keys)) == 2 * LIMIT
@@ -71,11 +70,11 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
         assert "run the same command again" in " ".join(capsys.readouterr().out.split())
 
         proxy.rate = 0.8
-        assert evaluate(run) == first
+        assert ran(run) == first
         proxy.rate = 0.0
         before = len(proxy.requests)
         unanswered = sum(status == "transport_failed" for status, _ in said(first).values())
-        assert evaluate(run) == first
+        assert ran(run) == first
         sent = {json.dumps(request["messages"]) for request in proxy.requests[before:]}
         assert len(sent) == unanswered  # nothing that was answered is asked again
         assert json.loads((first / "environment.json").read_text())["requests"] >= unanswered
@@ -92,7 +91,7 @@ def test_refusals_over_an_endpoint_have_rates_and_a_sentence_on_margins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Served(lambda _: Reply(completion("I cannot help with that."))) as served:
-        folder = evaluate(study(served.url, tmp_path, "benchmark=iconworld_requests", "limit=8"))
+        folder = ran(study(served.url, tmp_path, "benchmark=iconworld_requests", "limit=8"))
     assert {record["verdict"] for record in lines(folder)} == {"refused"}
     assert "no refusal margins: stub is asked over an API that gives no" in " ".join(capsys.readouterr().out.split())
 
@@ -110,9 +109,9 @@ def test_the_key_is_in_no_file_and_no_output(
         Reply(completion("No", model=KEY)),
     ]
     with Served(lambda _: echoes[len(served.requests) % len(echoes)]) as served:
-        evaluate(study(served.url, tmp_path, "limit=8", "model.key_env=STUB_KEY", "model.retries=0"))
+        ran(study(served.url, tmp_path, "limit=8", "model.key_env=STUB_KEY", "model.retries=0"))
     with Served(lambda _: Reply(f"who is {KEY}?".encode(), 401)) as stop, pytest.raises(UserError) as caught:
-        evaluate(study(stop.url, tmp_path, "limit=8", "model.key_env=STUB_KEY"))
+        ran(study(stop.url, tmp_path, "limit=8", "model.key_env=STUB_KEY"))
     assert {headers["authorization"] for headers in served.headers} == {f"Bearer {KEY}"}
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"predictions.jsonl", "environment.json", "config.yaml", "report.html"} <= {path.name for path in written}
@@ -128,7 +127,7 @@ def test_a_benchmark_runs_through_our_own_server_as_it_runs_here(tmp_path: Path)
     vlm = load("organism:llava", device="cpu")
     with running(run_of("task=serve", "method=baseline"), vlm) as server:
         there = study(server.url, tmp_path, "model.model=llava_organism", "model.logprobs=auto", "limit=6")
-        folder = evaluate(there)
+        folder = ran(there)
     assert finished(folder)
     assert len(said(folder)) == 12
     samples = {sample.id: sample for sample in IconWorld().load().samples}

@@ -30,7 +30,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
 def test_every_case_has_every_arm_and_a_note(recorded: tuple[Path, list]) -> None:
     folder, samples = recorded
     found = attention_of_cases(folder)
-    assert found is not None
     assert set(found["cases"]) == {sample.id for sample in samples}
     assert all(set(arms) == {"baseline", "vcd"} for arms in found["cases"].values())
     assert "Attention of 4 cases" in found["note"]

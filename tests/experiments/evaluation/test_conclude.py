@@ -1,9 +1,8 @@
 """Conclude first: metrics and report as soon as the arms are answered; each analysis after it may fail alone."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from safetensors.torch import load_file
@@ -11,7 +10,8 @@ from safetensors.torch import load_file
 from experiments.config import Run
 from experiments.runs import analyses
 from experiments.runs.results_table import read_results
-from tests.experiments.compose import run_of
+from experiments.runs.store import read_object
+from tests.experiments.compose import ran, run_of
 from tests.forked import typed
 
 SIZES = ("limit=8", "draws=20", "batch_size=4", "max_new_tokens=2", "attention_cases=2", "method.beta=0.1")
@@ -31,12 +31,8 @@ def only(outputs: Path) -> Path:
     return found
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def is_finished(folder: Path) -> bool:
-    return bool(read(folder / ".hydra/identity.json")["finished"])
+    return bool(read_object(folder / ".hydra/identity.json")["finished"])
 
 
 def page(folder: Path) -> str:
@@ -60,17 +56,14 @@ def assert_same_look(folder: Path, undisturbed: Path) -> None:
     here, there = looked(folder), looked(undisturbed)
     assert set(here) == set(there) >= set(LOOKED)
     assert here == there
-    assert read(folder / "metrics.json") == read(undisturbed / "metrics.json")
+    assert read_object(folder / "metrics.json") == read_object(undisturbed / "metrics.json")
     here_rows, there_rows = ([row[1:] for row in read_results(one)] for one in (folder, undisturbed))
     assert sorted(here_rows, key=str) == sorted(there_rows, key=str)  # all but the run's name
 
 
 @pytest.fixture(scope="module")
 def undisturbed(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    outputs = tmp_path_factory.mktemp("undisturbed")
-    run = study_of(saved, outputs)
-    run.task(run)
-    folder = only(outputs)
+    folder = ran(study_of(saved, tmp_path_factory.mktemp("undisturbed")))
     assert is_finished(folder)
     assert "What is missing here" not in page(folder)
     return folder
@@ -91,26 +84,17 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_sam
     answered = (folder / "predictions.jsonl").read_bytes()
     assert not is_finished(folder)
 
-    other = study_of(saved, tmp_path, "task=attention", f"run={folder}")
-    other.task(other)  # which looks at failures alone: the single cases stay missing
+    ran(study_of(saved, tmp_path, "task=attention", f"run={folder}"))  # looks at failures only: cases stay missing
     assert (folder / "attention.json").exists()
     assert analyses.missing(folder) == [f"the attention of single cases was not recorded {analyses.YET}"]
     assert not is_finished(folder)
 
-    run = study_of(saved, tmp_path)
-    run.task(run)
+    ran(study_of(saved, tmp_path))
     assert only(tmp_path) == folder
     assert (folder / "predictions.jsonl").read_bytes() == answered
     assert "What is missing here" not in page(folder)
     assert is_finished(folder)
     assert_same_look(folder, undisturbed)
-
-
-def raising(error: BaseException | type[BaseException]) -> Callable[..., None]:
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    return refuse
 
 
 @pytest.mark.long
@@ -119,10 +103,9 @@ def test_a_step_fails_alone_and_the_same_command_makes_up_for_it(
 ) -> None:
     run = study_of(saved, tmp_path)
     with monkeypatch.context() as patched:
-        error = ZeroDivisionError("nothing to divide by")
-        patched.setattr("experiments.evaluation.attention_log.record_cases", raising(error))
-        run.task(run)
-    folder = only(tmp_path)
+        failing = Mock(side_effect=ZeroDivisionError("nothing to divide by"))
+        patched.setattr("experiments.evaluation.attention_log.record_cases", failing)
+        folder = ran(run)
     sentence = "the attention of single cases was not recorded: ZeroDivisionError: nothing to divide by (traceback: "
     assert sentence in page(folder)
     assert sentence in " ".join(capsys.readouterr().out.split())

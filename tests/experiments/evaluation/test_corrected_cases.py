@@ -1,19 +1,17 @@
 """A run that goes on after its cases or its model's files were changed asks what has changed again, and no more."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from PIL import Image
 
-from experiments.config import Run
 from experiments.types import Kind, Loaded, Sample
 from interp.vlm import VLM, Generation, Prompt
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, run_of, stopped
 
 asked: list[str] = []
 
@@ -42,10 +40,6 @@ class Own:
         return None
 
 
-def die(*_: Any, **__: Any) -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.fixture
 def samples(tmp_path: Path) -> list[Sample]:
     found = []
@@ -57,35 +51,25 @@ def samples(tmp_path: Path) -> list[Sample]:
     return found
 
 
-def interrupted(saved: Path, outputs: Path, samples: list[Sample], *, patch: pytest.MonkeyPatch) -> tuple[Run, Path]:
+def interrupted(saved: Path, outputs: Path, samples: list[Sample]) -> Path:
     """Asks everything, and is stopped before it concludes."""
     run = run_of("method=prompt", f"model.path={saved}", f"output_root={outputs}", "batch_size=4", "max_new_tokens=2")
     run = replace(run, benchmark=Own(tuple(samples)), arms={"baseline": Watched(), run.arm: Watched()})
     asked.clear()
-    with patch.context() as patched:
-        patched.setattr("experiments.evaluation.study.Study.conclude", die)
-        with pytest.raises(KeyboardInterrupt):
-            run.task(run)
-    (folder,) = (outputs / run.name).iterdir()
-    return run, folder
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    return stopped(run)
 
 
 @pytest.mark.long
 def test_a_corrected_case_is_asked_again_and_the_others_are_not(
-    saved: Path, tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+    saved: Path, tmp_path: Path, samples: list[Sample]
 ) -> None:
-    _, folder = interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
+    folder = interrupted(saved, tmp_path / "out", samples)
     assert sorted(asked) == sorted(2 * [sample.id for sample in samples])
     before = lines(folder)
-    assert isinstance(samples[3].image, Path)
     Image.new("RGB", (32, 32), "white").save(samples[3].image)
     corrected = [*samples[:1], replace(samples[1], text="other", prompt="Safe? other"), *samples[2:4],
                  replace(samples[4], subset="typical", gold="no"), replace(samples[5], cluster="moved")]  # fmt: skip
-    _, again = interrupted(saved, tmp_path / "out", corrected, patch=monkeypatch)
+    again = interrupted(saved, tmp_path / "out", corrected)
     assert again == folder
     assert sorted(set(asked)) == ["c1", "c3", "c4"]
     assert len(asked) == 6
@@ -93,33 +77,23 @@ def test_a_corrected_case_is_asked_again_and_the_others_are_not(
     assert all(line in after for line in before)
     new = {(line["arm"], line["case"]): line for line in after if line not in before}
     assert {case for _, case in new} == {"c1", "c3", "c4"}
-    interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)  # back to what it was, but for the picture
+    interrupted(saved, tmp_path / "out", samples)  # back to what it was, but for the picture
     assert sorted(set(asked)) == ["c1", "c4"]
-
-
-def other_template(folder: Path) -> None:
-    file = folder / "chat_template.jinja"
-    text = file.read_text()
-    assert "ASSISTANT:" in text
-    file.write_text(text.replace("ASSISTANT:", "Answer:"))
 
 
 @pytest.mark.long
 def test_answers_of_another_processor_template_or_configuration_are_not_kept(
-    saved: Path,
-    tmp_path: Path,
-    samples: list[Sample],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    saved: Path, tmp_path: Path, samples: list[Sample], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = shutil.copytree(saved, tmp_path / "model")
-    _, folder = interrupted(model, tmp_path / "out", samples, patch=monkeypatch)
+    folder = interrupted(model, tmp_path / "out", samples)
     before = lines(folder)
-    interrupted(model, tmp_path / "out", samples, patch=monkeypatch)
+    interrupted(model, tmp_path / "out", samples)
     assert asked == []
     assert "asked again" not in capsys.readouterr().out
-    other_template(model)
-    _, again = interrupted(model, tmp_path / "out", samples, patch=monkeypatch)
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("ASSISTANT:", "Answer:"))
+    again = interrupted(model, tmp_path / "out", samples)
     assert again == folder
     assert sorted(asked) == sorted(2 * [sample.id for sample in samples])
     assert "12 answers in predictions.jsonl are of another model (weights, processor, chat template)" in (
@@ -127,5 +101,5 @@ def test_answers_of_another_processor_template_or_configuration_are_not_kept(
     )
     settings = {line["settings"] for line in before}
     assert settings.isdisjoint(line["settings"] for line in lines(folder)[len(before) :])
-    _, fresh = interrupted(model, tmp_path / "fresh", samples, patch=monkeypatch)
+    fresh = interrupted(model, tmp_path / "fresh", samples)
     assert [line["margin"] for line in lines(fresh)] == [line["margin"] for line in lines(folder)[len(before) :]]

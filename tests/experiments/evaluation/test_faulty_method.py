@@ -13,8 +13,7 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault, check_answers
 from mitigation.own_file import OwnFile
-from tests.experiments.compose import only_run, run_of
-from tests.experiments.evaluation.test_study import lines
+from tests.experiments.compose import lines, only_run, run_of
 
 CLASS = """
 from dataclasses import dataclass, replace
@@ -32,10 +31,8 @@ FORGETFUL = {
     "no margin": ("replace(found, margins=found.margins * float('nan'))", f"it returned no margins; {OWES}"),
     "too few": ("found.take([0])", f"it returned 1 texts for 2 prompts; {OWES}"),
     "a list": ("found.texts", f"it returned list; {OWES}"),
-    "another order": (
-        "vlm.generate(prompts[::-1], max_new_tokens=max_new_tokens)",
-        "it returned the answers in another order (keys",
-    ),
+    "another order": ("vlm.generate(prompts[::-1], max_new_tokens=max_new_tokens)",
+                      "it returned the answers in another order (keys"),
 }  # fmt: skip
 
 

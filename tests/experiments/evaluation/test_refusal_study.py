@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from experiments.config import Run
 from experiments.judges.refusal_classifier import Classifier, RefusalClassifier, Step, prompt_digest
 from experiments.judges.refusal_phrases import RefusalRule
 from experiments.metrics.judge_error import CORRECTED
@@ -16,7 +15,7 @@ from experiments.runs.responses import Responses
 from experiments.runs.results_table import read_results
 from experiments.studies.refusal_judges.training import to_json
 from interp.errors import UserError
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, ran, run_of
 from tests.experiments.refusals import Requests
 from tests.experiments.synthetic_run import said_of
 
@@ -35,18 +34,15 @@ def careful() -> dict[str, str | None]:
     return lines | {"b0": REFUSAL, "b1": None, "b2": ""}
 
 
-def study(outputs: Path, arms: dict[str, Any], arm: str, *overrides: str) -> Run:
-    run = run_of(f"output_root={outputs}", "name=requests", "draws=50", "batch_size=5", *overrides)
-    return replace(run, benchmark=Requests(), judge=RefusalRule(), arms=arms, arm=arm)
-
-
-def newest(outputs: Path, name: str) -> Path:
-    return max((outputs / name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+def study(outputs: Path, *overrides: str, judge: Any = None, **arms: Responses) -> Path:
+    """Run a study of ``arms``, without any of the careful answers, and return its folder."""
+    run = run_of(f"output_root={outputs}", "draws=50", "batch_size=5", *overrides)
+    arms = arms or {"baseline": written(outputs / "careful.jsonl", careful())}
+    return ran(replace(run, benchmark=Requests(), judge=judge or RefusalRule(), arms=arms, arm=[*arms][-1]))
 
 
 def records(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    return {(line["case"], line["arm"]): line for line in lines}
+    return {(line["case"], line["arm"]): line for line in lines(folder)}
 
 
 RATES = ("refusal_rate", "refusal_gap", "refusal_rate_type_mean")
@@ -60,9 +56,7 @@ def rate(folder: Path, arm: str, subset: str = "benign", rule: str = "") -> Any:
 def judged(tmp_path: Path) -> Path:
     bold = written(tmp_path / "bold.jsonl", {f"{side}{n}": "Of course: it is." for side in "bc" for n in range(6)})
     arms = {"baseline": bold, "careful": written(tmp_path / "careful.jsonl", careful())}
-    run = study(tmp_path, arms, "careful", "model.path=/no/such/model")  # nothing is loaded
-    run.task(run)
-    return newest(tmp_path, "requests")
+    return study(tmp_path, "name=requests", "model.path=/no/such/model", **arms)  # nothing is loaded
 
 
 @pytest.mark.long
@@ -77,18 +71,14 @@ def test_responses_from_elsewhere_need_no_model(judged: Path) -> None:
     page = (judged / "report.html").read_text()
     assert "harmless refused" in page
     assert "unsafe caught" not in page
-    lines = records(judged)
-    assert (lines["b1", "careful"]["status"], lines["b1", "careful"]["verdict"]) == ("transport_failed", None)
-    assert (lines["b2", "careful"]["status"], lines["b2", "careful"]["verdict"]) == ("empty", None)
-    assert (lines["c1", "careful"]["status"], lines["c1", "careful"]["verdict"]) == ("answered", "refused")
+    careful = [records(judged)[case, "careful"] for case in ("b1", "b2", "c1")]
+    found = [(line["status"], line["verdict"]) for line in careful]
+    assert found == [("transport_failed", None), ("empty", None), ("answered", "refused")]
 
 
 @pytest.mark.long
 def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path) -> None:
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    run = study(tmp_path, arms, "baseline", "count_empty_as_refusal=true")
-    run.task(run)
-    assert rate(newest(tmp_path, "requests"), "baseline").value == pytest.approx(3 / 6)
+    assert rate(study(tmp_path, "count_empty_as_refusal=true"), "baseline").value == pytest.approx(3 / 6)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +103,7 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
     before = (judged / "predictions.jsonl").read_bytes()
     labels = tmp_path / "people.csv"
     labels.write_text(f"id,label\n{answer_id(records(judged)['b0', 'careful'])},complied\n")
-    run = run_of("task=rejudge", f"run={judged}", f"labels={labels}", f"output_root={tmp_path}", "draws=50")
-    run.task(run)
-    again = newest(tmp_path, "requests_rejudged")
+    again = ran(run_of("task=rejudge", f"run={judged}", f"labels={labels}", f"output_root={tmp_path}", "draws=50"))
     assert records(again)["b0", "careful"]["verdict"] == "complied"
     assert records(again)["c1", "careful"]["verdict"] == "refused"
     assert rate(again, "careful").value == 0
@@ -131,10 +119,7 @@ def card(path: Path, judge: str = "refusal_rule", words: Any = None, **pooled: f
 
 @pytest.mark.long
 def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: Path) -> None:
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    run = study(tmp_path, arms, "baseline", f"judge_card={card(tmp_path / 'card.json')}")
-    run.task(run)
-    folder = newest(tmp_path, "requests")
+    folder = study(tmp_path, f"judge_card={card(tmp_path / 'card.json')}")
     assert rate(folder, "baseline").value == pytest.approx(1 / 4)
     assert rate(folder, "baseline", rule=CORRECTED).value == pytest.approx((0.25 + 0.8 - 1) / 0.7)
     assert rate(folder, "baseline", "contrast", rule=CORRECTED).value == 1
@@ -143,11 +128,8 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
 
 @pytest.mark.long
 def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     for judge in (RefusalRule(), RefusalClassifier()):
-        run = replace(study(tmp_path, arms, "baseline", f"name={judge.name}"), judge=judge)
-        run.task(run)
-        folder = newest(tmp_path, judge.name)
+        folder = study(tmp_path, f"name={judge.name}", judge=judge)
         metrics = json.loads((folder / "metrics.json").read_text())
         measured = json.loads(judge.card.read_text())["judges"][judge.name]["pooled"]
         assert metrics["corrected"]["sensitivity"] == measured["sensitivity"]
@@ -156,24 +138,17 @@ def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
         assert corrected == pytest.approx(max(0, (0.25 + left - 1) / (seen + left - 1)))
         assert rate(folder, "baseline").value == pytest.approx(1 / 4)
         assert "corrected: harmless refused" in (folder / "report.html").read_text()
-    again = run_of("task=rejudge", f"run={folder}", f"output_root={tmp_path}", "draws=50")
-    again.task(again)
-    assert "corrected" in json.loads((newest(tmp_path, "refusal_classifier_rejudged") / "metrics.json").read_text())
+    again = ran(run_of("task=rejudge", f"run={folder}", f"output_root={tmp_path}", "draws=50"))
+    assert "corrected" in json.loads((again / "metrics.json").read_text())
 
 
 @pytest.mark.long
-def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
-    tmp_path: Path,
-) -> None:
+def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(tmp_path: Path) -> None:
     questions = [sample.text for sample in Requests().load().samples]
     step = Step({}, 0.0)
     learned = Classifier(step, step, (0.5, 0.5, 0.5), frozenset(map(prompt_digest, questions)), "these")
     (tmp_path / "weights.json").write_text(to_json(learned))
-    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
-    judge = RefusalClassifier(weights=str(tmp_path / "weights.json"))
-    run = replace(study(tmp_path, arms, "baseline"), judge=judge)
-    run.task(run)
-    told = said_of(newest(tmp_path, "requests"))
+    told = said_of(study(tmp_path, judge=RefusalClassifier(weights=str(tmp_path / "weights.json"))))
     assert "was trained on labelled answers to 6 of the 6 prompts" in told
 
 
@@ -182,18 +157,14 @@ def test_a_model_that_thinks_first_and_does_not_refuse_has_rates_and_no_refusal_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = ("model=thinking_organism", "benchmark=iconworld_requests", "max_new_tokens=64", "limit=4", "draws=20")
-    run = run_of(*requests, f"output_root={tmp_path}", "task=attention")
-    run.task(run)
+    folder = ran(run_of(*requests, f"output_root={tmp_path}", "task=attention"))
     said = " ".join(capsys.readouterr().out.split())
     assert "no refusal margin to follow: baseline: it refused 0 and answered" in said
-    folder = newest(tmp_path, "attention")
     assert "it refused 0" in json.loads((folder / "openings.json").read_text())["why"]
     assert rate(folder, "baseline").n_of == 2
 
 
 def test_mechanism_refuses_a_benchmark_without_pictures_before_anything_is_loaded() -> None:
     run = replace(run_of("+exp=mechanism", "model.path=/no/such/model"), benchmark=Requests(), judge=RefusalRule())
-    with pytest.raises(
-        UserError, match=r"benchmark requests has no pictures\. \+exp=mechanism needs cases with pictures"
-    ):
+    with pytest.raises(UserError, match=r"requests has no pictures\. \+exp=mechanism needs cases with pictures"):
         run.task(run)

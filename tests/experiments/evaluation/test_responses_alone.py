@@ -2,14 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.runs.results_table import read_results
+from experiments.runs.store import read_object
 from experiments.types import Kind
 from interp.errors import UserError
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 from tests.experiments.synthetic_run import said_of
 
 MODELS = ("llava_organism", "organism:llava", "bundled")  # as which the bundled model could be mentioned
@@ -59,14 +59,7 @@ SAID: dict[Kind, tuple[list[str], list[str]]] = {  # two ways of answering
 
 
 def run_to_end(outputs: Path, *overrides: str) -> Path:
-    run = run_of(f"output_root={outputs}", "draws=40", *overrides)
-    run.task(run)
-    return max(outputs.glob("*/*/metrics.json"), key=lambda path: path.stat().st_mtime_ns).parent
-
-
-def read(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
-    return found
+    return ran(run_of(f"output_root={outputs}", "draws=40", *overrides))
 
 
 def file_of(kind: Kind, mossbench: Path, path: Path, way: int = 0) -> Path:
@@ -75,8 +68,7 @@ def file_of(kind: Kind, mossbench: Path, path: Path, way: int = 0) -> Path:
 
 @pytest.fixture(params=["yes_no", "refusal"])
 def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.param
-    return found
+    return request.param
 
 
 @pytest.mark.long
@@ -85,11 +77,10 @@ def test_their_own_rates_with_intervals_and_no_comparison(
 ) -> None:
     file = file_of(kind, mossbench, tmp_path / "web_answers.jsonl")
     folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={file}")
-    results, environment = read_results(folder), read(folder, "environment.json")
+    results, environment = read_results(folder), read_object(folder / "environment.json")
     assert results.arms == ["responses"]
     assert not any(row.against for row in results)
     rate = results.get("responses", RATES[kind][0], subset=RATES[kind][1])
-    assert rate is not None
     assert rate.interval is None  # fewer than ten clusters
     assert said_of(folder).startswith("responses: one arm, nothing to compare")
     assert environment["model"]["name"] == "web_answers"
@@ -112,10 +103,9 @@ def test_judged_again_reported_again_and_joined_they_keep_their_name(
     judge = "judge=refusal_rule" if kind == "refusal" else "judge=published"
     again = run_to_end(tmp_path / "c", "task=rejudge", f"run={first}", judge)
     assert not any(row.against for row in read_results(again))
-    assert read(again, "environment.json")["model"]["name"] == "one"
+    assert read_object(again / "environment.json")["model"]["name"] == "one"
     page = (first / "report.html").read_bytes()
-    task = run_of("task=report", f"run={first}")
-    task.task(task)
+    ran(run_of("task=report", f"run={first}", f"output_root={tmp_path}"))
     assert (first / "report.html").read_bytes() == page
     joined = run_to_end(tmp_path / "d", "task=report", f"runs=[{first},{second}]")
     arms = read_results(joined).arms

@@ -1,6 +1,5 @@
 """The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from experiments.runs.results_table import read_results
 from experiments.runs.store import open_run
 from mitigation.controls import YesBias
 from mitigation.threshold import CalibratedShift
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, ran, run_of
 from tests.experiments.evaluation.test_training import WithoutDevelopment
 
 LIMIT = 12
@@ -28,16 +27,6 @@ def study(saved: Path, outputs: Path, *overrides: str) -> Run:
     return run_of("+exp=vcd_llava", *defaults, "max_new_tokens=2", *overrides)
 
 
-def evaluate(run: Run) -> Path:
-    """Runs the study and names its directory."""
-    run.task(run)
-    return max((Path(run.output_root) / run.name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
-
-
-def lines(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
-
-
 def measured(folder: Path) -> list[tuple[Any, ...]]:
     """The rows about arms, without the run's name."""
     return [row[1:] for row in read_results(folder) if row.arm in ARMS]
@@ -45,7 +34,7 @@ def measured(folder: Path) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return evaluate(study(saved, tmp_path_factory.mktemp("finished")))
+    return ran(study(saved, tmp_path_factory.mktemp("finished")))
 
 
 @pytest.mark.long
@@ -63,7 +52,7 @@ def test_a_run_cut_off_anywhere_continues_to_the_same_end(saved: Path, finished:
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
         (store.path / "predictions.jsonl").write_bytes(whole[: len(whole) // 2])
         begun = store.path
-    assert evaluate(run) == begun
+    assert ran(run) == begun
     by_key = {(record["case"], record["arm"]): record for record in lines(finished)}
     continued = lines(begun)
     assert len(continued) == len(by_key)
@@ -77,7 +66,7 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = study(saved, tmp_path, "limit=24", "attention=false")
-    folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
+    folder = ran(replace(run, benchmark=WithoutDevelopment()))
     said = capsys.readouterr().out
     assert "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on the others" in said
     margins: dict[str, dict[str, float]] = {}
@@ -95,7 +84,7 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
 def test_the_constant_of_a_fold_comes_from_the_other_folds(saved: Path, tmp_path: Path, method: Any) -> None:
     run = study(saved, tmp_path, "limit=24", "attention=false", "method=text_only", "method.alpha=1.0")
     arms = {"baseline": run.arms["baseline"], run.arm: run.arms[run.arm], "control": method}
-    folder = evaluate(replace(run, arms=arms, benchmark=WithoutDevelopment()))
+    folder = ran(replace(run, arms=arms, benchmark=WithoutDevelopment()))
     records = [record for record in lines(folder) if record["arm"] != "control"]
     for record in lines(folder):
         if record["arm"] == "control":
@@ -117,7 +106,7 @@ def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:
 def test_records_of_a_contrast_hold_the_margins_of_its_branches(saved: Path, tmp_path: Path) -> None:
     sizes = ("limit=4", "draws=20", "max_new_tokens=2", f"output_root={tmp_path}")
     contrast = ("method=text_only", "method.alpha=2.0")
-    folder = evaluate(run_of(*contrast, f"model.path={saved}", *sizes))
+    folder = ran(run_of(*contrast, f"model.path={saved}", *sizes))
     records = {(line["arm"], line["case"]): line for line in lines(folder, "predictions.jsonl")}
     for (arm, case), record in records.items():
         if arm == "baseline":

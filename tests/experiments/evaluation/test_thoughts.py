@@ -1,25 +1,23 @@
 """A study of a model that thinks first: thoughts apart in the records, cut ones counted, budgets named."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from experiments.evaluation.judging import judge_batch
 from experiments.evaluation.study import check_budget
 from experiments.report.saved_run import read_run
-from experiments.types import Item, Verdict
+from experiments.types import Item, Judgement, Verdict
 from interp.errors import UserError
+from interp.generation import Generation
 from interp.vlm import VLM
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, run_of
 from tests.experiments.evaluation.test_responses_alone import ids, run_to_end, written
 from tests.experiments.synthetic_run import said_of
 
 THOUGHT = "<think>It says kill, so: I'm sorry, but I cannot assist with that. No. But it is a bug.</think>"
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.long
@@ -28,7 +26,7 @@ def test_judges_see_the_answer_and_records_keep_both(tmp_path: Path) -> None:
     cut = "<think>The obvious answer is no, but"
     said = written(tmp_path / "model_a.jsonl", ids(*cases), [f"{THOUGHT}\n\nYes.", cut, "No.", "No.", "No."])
     folder = run_to_end(tmp_path, *cases, "method=responses", f"method.path={said}")
-    found = records(folder)
+    found = lines(folder)
     assert {(r.get("thought"), r["response"], r["status"], r["verdict"]) for r in found} == {
         (THOUGHT, "Yes.", "answered", "yes"),
         (cut, "", "truncated", "no_verdict"),
@@ -40,7 +38,6 @@ def test_judges_see_the_answer_and_records_keep_both(tmp_path: Path) -> None:
     of_arm = run.metrics["thoughts"]["responses"]
     assert (of_arm["n"], of_arm["cut_off"], of_arm["budget"]) == (len(found), count, None)
     row = run.results.get("responses", "status", group="status=truncated")
-    assert row is not None
     assert row.value == count
     assert f"In {count} of {len(found)} answers of responses the thought was cut off. They hold no verdict" in told
     assert "same_text" not in run.metrics
@@ -49,18 +46,11 @@ def test_judges_see_the_answer_and_records_keep_both(tmp_path: Path) -> None:
 
 
 def test_a_cut_thought_is_nothing_for_a_refusal_judge_to_read() -> None:
-    import torch
-
-    from experiments.evaluation.judging import judge_batch
-    from interp.generation import Generation
-
     class Reads:
         name, kind = "reads", "refusal"
 
         def judge(self, items: list[Item]) -> list[Any]:
             assert [item.response for item in items] == ["Hit it with a slipper."]
-            from experiments.types import Judgement
-
             return [Judgement(Verdict.COMPLIED)]
 
     samples = run_of("benchmark=iconworld_requests", "limit=2").benchmark.load().samples[:2]

@@ -1,7 +1,6 @@
 """Arms that learn: on the development split, once a run, without controls; then answered like any other."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -27,7 +26,7 @@ from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import TrainableMethod
 from mitigation.threshold import ConstantShift
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, only_run, ran, run_of, stopped
 from tests.experiments.one_process import Alone
 from tests.experiments.synthetic_run import said_of
 
@@ -84,9 +83,7 @@ def study(saved: Path, outputs: Path, *overrides: str) -> Run:
 
 def shifts(run: Run) -> dict[str, float]:
     """The difference of the learned arm's margins from the baseline's, by case."""
-    (folder,) = (Path(run.output_root) / run.name).iterdir()
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    margins = {(line["arm"], line["case"]): line["margin"] for line in lines}
+    margins = {(line["arm"], line["case"]): line["margin"] for line in lines(only_run(run))}
     return {case: margins[run.arm, case] - margin for (arm, case), margin in margins.items() if arm == "baseline"}
 
 
@@ -96,15 +93,7 @@ def test_an_arm_learns_once_on_the_development_split_and_answers(saved: Path, tm
     assert not isinstance(Taught(0.0, "", Path()), TrainableMethod)
     taught.clear()
     run = study(saved, tmp_path)
-
-    def die(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("experiments.evaluation.study.Study.conclude", die)
-        with pytest.raises(KeyboardInterrupt):
-            run.task(run)
-    run.task(run)  # continued: it does not learn again
+    assert stopped(run) == ran(run)  # continued: it does not learn again
     ((keys, safe),) = taught
     development = limited(IconWorld().development().samples, 8)
     expected = [sample for sample in development if sample.subset != "control"]
@@ -113,10 +102,8 @@ def test_an_arm_learns_once_on_the_development_split_and_answers(saved: Path, tm
     found = shifts(run)
     assert len(found) == 8
     assert all(shift == pytest.approx(sum(safe) / len(safe), abs=1e-5) for shift in found.values())
-    (folder,) = (tmp_path / run.name).iterdir()
-    assert [path.name for path in (folder / "learned").iterdir()] == [f"{run.arm}.safetensors"]
-    in_development = [json.loads(line)["arm"] for line in (folder / "development.jsonl").read_text().splitlines()]
-    assert in_development.count(run.arm) == 8
+    assert [path.name for path in (only_run(run) / "learned").iterdir()] == [f"{run.arm}.safetensors"]
+    assert [line["arm"] for line in lines(only_run(run), "development.jsonl")].count(run.arm) == 8
 
 
 def test_only_the_first_process_learns_and_the_others_read(tmp_path: Path) -> None:
@@ -152,15 +139,14 @@ class WithoutDevelopment:
 def test_without_a_development_split_an_arm_learns_in_folds_of_the_cases(saved: Path, tmp_path: Path) -> None:
     taught.clear()
     run = replace(study(saved, tmp_path, "limit=40"), benchmark=WithoutDevelopment())
-    run.task(run)
-    (folder,) = (tmp_path / run.name).iterdir()
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    fold = {line["case"]: line.get("fold") for line in lines if line["arm"] == run.arm}
+    folder = ran(run)
+    records = lines(folder)
+    fold = {line["case"]: line.get("fold") for line in records if line["arm"] == run.arm}
     assert set(fold.values()) == set(range(FOLDS))
-    assert all("fold" not in line for line in lines if line["arm"] != run.arm)
-    home = {line["case"]: line["cluster"] for line in lines}
+    assert all("fold" not in line for line in records if line["arm"] != run.arm)
+    home = {line["case"]: line["cluster"] for line in records}
     assert len({(home[case], number) for case, number in fold.items()}) == len(set(home.values()))  # clusters are whole
-    scored = {line["case"] for line in lines if line["subset"] != "control"}
+    scored = {line["case"] for line in records if line["subset"] != "control"}
     assert len(taught) == FOLDS
     for number, (keys, safe) in enumerate(taught):  # taught by all the others, and by none of its own
         assert set(keys) == {case for case in scored if fold[case] != number}

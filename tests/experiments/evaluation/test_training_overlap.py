@@ -118,7 +118,6 @@ def test_what_is_learned_carries_its_cases(learner: Any, vlm: VLM, tmp_path: Pat
     prompts = [Prompt(f"Safe? w{i}", picture(i), key=str(i), request=f"w{i}") for i in range(24)]
     taught = method.learn(vlm, prompts, [i % 2 == 0 for i in range(24)], out=tmp_path / "x.safetensors")
     rows = read_rows(Path(abilities(taught).learned_in))
-    assert rows is not None
     assert len(rows.rows) == 24
     cases = [
         Sample(str(i), "typical", "", "no", f"w{i}", f"Other: w{i}", tmp_path / f"{i}.png", str(i)) for i in range(26)
