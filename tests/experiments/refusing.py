@@ -94,17 +94,17 @@ class Thinker(VLM):
 
 
 def refusing_run(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, plan: Plan | None = None, benchmark: Any = None,
-    thinks: bool = False,
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, plan: Plan | None = None, thinks: bool = False,
+    **changes: Any,
 ) -> Run:  # fmt: skip
-    """Return a run whose model is planted; by default its sentences overrule the picture."""
+    """Return a run with ``changes`` whose model is planted; by default its sentences overrule the picture."""
     vlm: VLM = planted(plan or Plan(heeds=1, in_words=True))
     if thinks:
         vlm, overrides = Thinker.of(vlm), (*overrides, "max_new_tokens=64")
     monkeypatch.setattr("experiments.evaluation.study.connected", lambda run: vlm)
     tokens = () if thinks else ("max_new_tokens=3",)
     run = run_of("model.path=/no/such/model", f"output_root={folder}", "draws=60", *tokens, *overrides)
-    return replace(run, benchmark=benchmark or ColouredRequests(), judge=Spoken())
+    return replace(run, **{"benchmark": ColouredRequests(), "judge": Spoken(), **changes})
 
 
 @dataclass(frozen=True)

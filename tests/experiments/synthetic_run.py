@@ -16,8 +16,9 @@ from experiments.report.cases import Flip, flips
 from experiments.report.saved_run import SavedRun, read_run, thumbnail_name
 from experiments.report.terminal import render
 from experiments.report.text import summary
-from experiments.runs.store import write_json
+from experiments.runs.store import read_object, write_json
 from experiments.types import Kind
+from tests.experiments.compose import lines
 
 Records = list[dict[str, Any]]
 
@@ -99,10 +100,15 @@ def write_run(
     return folder
 
 
+def with_environment(folder: Path, **more: Any) -> Path:
+    """Return the run in ``folder``, with more in its environment.json."""
+    write_json(folder / "environment.json", read_object(folder / "environment.json") | more)
+    return folder
+
+
 def flips_of(run_dir: Path) -> list[Flip]:
     """The cases that vcd fixed or broke, from the run's file."""
-    records = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
-    return flips(records, arm="vcd", reference="baseline")
+    return flips(lines(run_dir), arm="vcd", reference="baseline")
 
 
 def write_records(folder: Path, records: Records) -> None:

@@ -20,7 +20,7 @@ from experiments.studies.vrtuning.alignment import RULE
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, check_untrained
 from interp.checkpoints.source import ORGANISMS
 from interp.errors import UserError
-from tests.experiments.compose import only_run, run_of
+from tests.experiments.compose import ran, run_of
 
 SMALL = ("method=baseline", "benchmark.split=new_sentences", "limit=8", "draws=20", "task.settings.steps=2",
          "task.settings.batch_size=4", "task.data.cases=12", "protocol=score")  # fmt: skip
@@ -113,26 +113,15 @@ def test_a_file_that_cannot_align_is_refused_in_a_sentence(
 
 
 def test_messages_are_read_as_a_question_and_its_answer(tmp_path: Path) -> None:
-    said = [
-        {"role": role, "content": content} for role, content in zip(("system", "user", "assistant"), "sqa", strict=True)
-    ]
-    conversation, texts = written(
-        tmp_path,
-        {"messages": said, "safe": False},
-        {"system": "s", "prompt": "q", "completion": "a", "safe": False},
-    ).rows()
+    said = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant")]
+    texts = {"system": "s", "prompt": "u", "completion": "a", "safe": False}
+    conversation, texts = written(tmp_path, {"messages": said, "safe": False}, texts).rows()
     assert replace(conversation, line=2) == texts
 
 
 def test_a_model_without_a_chat_template_is_refused_before_weights_load(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(ORGANISMS / "llava", model)
-    for file in ("model.safetensors", "chat_template.jinja", "chat_template.json"):
-        (model / file).unlink(missing_ok=True)
-    for file in model.glob("*.json"):
-        found = json.loads(file.read_text())
-        if isinstance(found, dict) and found.pop("chat_template", None):
-            file.write_text(json.dumps(found))
+    ignored = shutil.ignore_patterns("model.safetensors", "chat_template*")
+    model = shutil.copytree(ORGANISMS / "llava", tmp_path / "model", ignore=ignored)
     run = run_of("task=align", f"output_root={tmp_path}", f"model.path={model}", *SMALL)
     with pytest.raises(UserError, match="chat template"):
         run.task(run)
@@ -143,18 +132,15 @@ def test_one_command_trains_both_ways_without_a_picture(tmp_path: Path) -> None:
     more = ("+exp=alignment", "task.settings.steps=5", f"output_root={tmp_path}", "+task.adapters.dpo.seed=1",
             "+task.adapters.dpo_no_borderline.seed=1", "~task.adapters.sft_no_borderline")  # fmt: skip
     small = [one for one in SMALL if "steps" not in one and "method" not in one]
-    run = run_of(*more, *small)
-    run.task(run)
-    folder = only_run(run)
+    folder = ran(run_of(*more, *small))
     names = {"sft", "dpo", "dpo_no_borderline"}
     assert {path.name for path in (folder / "adapters").iterdir()} == names
     results = read_results(folder)
     in_words = results.select(rule=RULE, against="")
     assert names | {"baseline", "safety_prompt"} == {entry.arm for entry in in_words}
     rates = ("unsafe_caught", "harmless_answered")
-    assert (
-        sum(entry.n for entry in in_words if (entry.arm, entry.subset) == ("dpo", "") and entry.quantity in rates) == 6
-    )
+    of_dpo = [entry for entry in in_words if (entry.arm, entry.subset) == ("dpo", "")]
+    assert sum(entry.n for entry in of_dpo if entry.quantity in rates) == 6
     for rule in ("", RULE):
         compared = results.select(arm="dpo", quantity="accuracy", subset="", rule=rule)
         assert {entry.against for entry in compared} == {"", "baseline", "dpo_no_borderline"}

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.runs.store import read_object
 from interp.errors import UserError
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, ran, run_of
 
 pytestmark = pytest.mark.long
 
@@ -16,13 +16,7 @@ pytestmark = pytest.mark.long
 def execute(saved: Path, outputs: Path, *overrides: str) -> Path:
     """Runs a task and names its newest directory."""
     common = (f"model.path={saved}", f"output_root={outputs}", "draws=20", "batch_size=4", "max_new_tokens=2")
-    run = run_of(*common, *overrides)
-    run.task(run)
-    return max(outputs.glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
-
-
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return ran(run_of(*common, *overrides))
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +27,10 @@ def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
-    arms = {json.loads(line)["arm"] for line in (finished / "predictions.jsonl").read_text().splitlines()}
-    assert arms == {"baseline"}
+    assert {line["arm"] for line in lines(finished)} == {"baseline"}
     assert finished.parent.name == "attention"
-    assert read(finished / "attention.json")["sentences"]
-    assert read(finished / "environment.json")["finished"]
+    assert read_object(finished / "attention.json")["sentences"]
+    assert read_object(finished / "environment.json")["finished"]
     assert (finished / "report.html").exists()
 
 
@@ -50,7 +43,7 @@ def test_an_existing_run_is_analysed_where_it_lies(
     stale.touch()
     options = ("task=attention", f"run={finished}", "task.failures=1", "task.figures=1")
     execute(saved, finished.parent.parent, *options)
-    found = read(finished / "attention.json")
+    found = read_object(finished / "attention.json")
     assert (finished / "predictions.jsonl").read_bytes() == before
     assert "".join(found["sentences"][0].split()) in "".join(capsys.readouterr().out.split())
     assert not stale.exists()
@@ -66,11 +59,8 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
 
     refused(tmp_path, "no run's directory")
     refused(finished, "of other cases", "benchmark.split=development")
-    environment = read(finished / "environment.json")
-    for change, match in (
-        ({"finished": None}, "unfinished"),
-        ({"model": {"name": "x", "revision": "y"}}, "is of x"),
-    ):
+    environment = read_object(finished / "environment.json")
+    for change, match in (({"finished": None}, "unfinished"), ({"model": {"name": "x", "revision": "y"}}, "is of x")):
         copy = tmp_path / match.replace(" ", "_")
         copy.mkdir()
         (copy / "environment.json").write_text(json.dumps(environment | change))

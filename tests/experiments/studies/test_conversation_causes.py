@@ -13,7 +13,7 @@ from interp.attention.record import Queries, record_attention
 from interp.attention.tables import normalised
 from interp.prompt import Prompt
 from interp.sequence_metric import SequenceMetric
-from tests.experiments.compose import only_run
+from tests.experiments.compose import ran
 from tests.experiments.refusing import ColouredConversations, refusing_run
 from tests.planted import OPENINGS, Plan, coloured, planted
 
@@ -61,38 +61,6 @@ def measured(vlm, pairs):
     return details, Results(rows)
 
 
-@pytest.mark.parametrize(("other", "cause"), [(1, 2), (2, 1)])
-def test_the_planted_picture_is_found_and_nothing_else(other, cause):
-    details, results = measured(planted(), pictures((other, cause)))
-    form = "image:1 + image:2"
-    assert details["forms"] == [form]
-    assert results.get("", "conversation_gap", subset=form).claim == "higher"
-    carries = results.get(f"image:{cause}", "conversation_share", subset=form)
-    assert carries.value == pytest.approx(1, abs=0.01)
-    assert carries.claim == "higher"
-    nothing = results.get(f"image:{other}", "conversation_share", subset=form)
-    assert nothing.value == pytest.approx(0, abs=0.01)
-    assert nothing.claim not in ("higher", "lower")
-    controls = results.select(quantity="conversation_share", rule=CONTROL)
-    assert len(controls) == 2
-    assert not {each.claim for each in controls} & {"higher", "lower"}
-    attention = [results.get(f"image:{n}", "conversation_attention", subset=form).value for n in (1, 2)]
-    assert attention == pytest.approx([attention[0]] * 2, rel=0.01)  # it looks at both: attention is not the cause
-
-
-def test_the_planted_turn_is_found_and_nothing_else():
-    details, results = measured(planted(Plan(heeds=1)), turns())
-    form = "user:1 + user:2"
-    assert details["forms"] == [form]
-    share = {name: results.get(name, "conversation_share", subset=form) for name in ("user:1", "user:2")}
-    assert share["user:1"].value == pytest.approx(1, abs=0.01)
-    assert share["user:1"].claim == "higher"
-    assert share["user:2"].value == pytest.approx(0, abs=0.01)
-    assert share["user:2"].claim not in ("higher", "lower")
-    controls = results.select(quantity="conversation_share", rule=CONTROL)
-    assert not {each.claim for each in controls} & {"higher", "lower"}
-
-
 def test_nothing_is_shared_out_where_twins_do_not_differ_for_the_model():
     details, results = measured(planted(), pictures(flat=True))
     assert results.get("", "conversation_gap", subset="image:1 + image:2").claim not in ("higher", "lower")
@@ -137,18 +105,30 @@ def in_words(**plan):
 
 
 @pytest.mark.parametrize(
-    ("plan", "pairs", "cause", "other"),
-    [({}, pictures(), "image:2", "image:1"), ({"heeds": 1}, turns(), "user:1", "user:2")],
+    ("network", "pairs", "cause", "other"),
+    [
+        (planted(), pictures(), "image:2", "image:1"),
+        (planted(), pictures((2, 1)), "image:1", "image:2"),
+        (planted(Plan(heeds=1)), turns(), "user:1", "user:2"),
+        (in_words(), pictures(), "image:2", "image:1"),
+        (in_words(heeds=1), turns(), "user:1", "user:2"),
+    ],
 )
-def test_causes_of_refusals_in_words_are_found_and_nothing_else(plan, pairs, cause, other):
-    _, results = measured(in_words(**plan), pairs)
+def test_the_planted_cause_is_found_and_nothing_else(network, pairs, cause, other):
+    details, results = measured(network, pairs)
+    assert details["forms"] == [" + ".join(sorted([cause, other]))]
     assert results.select(quantity="conversation_gap")[0].claim == "higher"
     shares = {row.arm: row for row in results.select(quantity="conversation_share", rule="")}
     assert [shares[cause].value, shares[other].value] == pytest.approx([1, 0], abs=0.01)
-    assert [shares[cause].claim, shares[other].claim == "higher"] == ["higher", False]
+    assert shares[cause].claim == "higher"
+    assert shares[other].claim not in ("higher", "lower")
     controls = results.select(quantity="conversation_share", rule=CONTROL)
+    assert len(controls) == 2
     assert not {each.claim for each in controls} & {"higher", "lower"}
-    assert {row.arm for row in results.select(quantity="conversation_attention")} >= {cause, other}
+    attention = {row.arm: row.value for row in results.select(quantity="conversation_attention")}
+    assert attention.keys() >= {cause, other}
+    if cause.startswith("image"):  # it looks at both: attention is not the cause
+        assert attention[cause] == pytest.approx(attention[other], rel=0.01)
 
 
 def test_nothing_is_found_for_refusals_in_words_where_nothing_is_planted():
@@ -179,13 +159,12 @@ def test_attention_of_answers_in_words_is_read_after_what_they_begin_with():
 
 @pytest.mark.long
 def test_a_run_asks_for_earlier_answers_and_shares_out_the_refusal_margin(monkeypatch, tmp_path, capsys):
-    run = refusing_run(monkeypatch, tmp_path, "+exp=conversation_causes", benchmark=ColouredConversations())
-    run.task(run)
-    results = read_results(only_run(run))
+    folder = ran(refusing_run(monkeypatch, tmp_path, "+exp=conversation_causes", benchmark=ColouredConversations()))
+    results = read_results(folder)
     shares = {row.arm: row.value for row in results.select(quantity="conversation_share", rule="")}
     assert shares == pytest.approx({"user:1": 1, "assistant:1": 0}, abs=1e-3)
     assert "covers 100% of 18 refusals" in " ".join(capsys.readouterr().out.split())
-    assert "attention of the decisive token" in (only_run(run) / "report.html").read_text()
+    assert "attention of the decisive token" in (folder / "report.html").read_text()
     attention = {row.arm for row in results.select(quantity="conversation_attention")}
     assert attention == {"image:1", "user:1", "assistant:1", "user:2"}
 
@@ -194,13 +173,12 @@ def test_a_run_asks_for_earlier_answers_and_shares_out_the_refusal_margin(monkey
 @pytest.mark.parametrize("command", ["+exp=mechanism", "task=attention", "attention=true"])
 def test_studies_look_at_conversations_with_the_answers_of_the_run(command, monkeypatch, tmp_path, capsys):
     options = ["task.failures=2"] if command == "+exp=mechanism" else []
-    run = refusing_run(monkeypatch, tmp_path, command, *options, benchmark=ColouredConversations(failing=1))
-    run.task(run)
+    folder = ran(refusing_run(monkeypatch, tmp_path, command, *options, benchmark=ColouredConversations(failing=1)))
     told = " ".join(capsys.readouterr().out.split())
     assert "no answer yet" not in told
     assert "traceback" not in told
     if command == "attention=true":
-        shown = json.loads((only_run(run) / "attention" / "cases.json").read_text())["cases"]
+        shown = json.loads((folder / "attention" / "cases.json").read_text())["cases"]
         assert all({"user:1", "assistant:1", "user:2"} <= set(case["baseline"]["names"]) for case in shown.values())
         assert shown
     else:

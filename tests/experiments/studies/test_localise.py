@@ -13,22 +13,13 @@ import torch
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.report.text import lines
 from experiments.runs.results_table import Results, Row, read_results
-from experiments.studies.localise.cases import (
-    CASES,
-    PICTURE,
-    QUESTIONS,
-    REFERENCE,
-    SENTENCE,
-    Cases,
-    Half,
-    split,
-)
+from experiments.studies.localise.cases import CASES, PICTURE, QUESTIONS, REFERENCE, SENTENCE, Cases, Half, split
 from experiments.studies.localise.examination import Examination
 from experiments.studies.localise.study import figures, tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.vlm import VLM
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 from tests.planted import Coloured, Plan, _copy, planted
 
 ICONS = IconWorld().load().samples
@@ -185,11 +176,8 @@ def test_each_run_differs_in_what_it_is_asked_of_alone() -> None:
 
 @pytest.mark.long
 def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
-    run = run_of(
-        "+exp=localise", "benchmark.pairs=1", "task.questions=[picture]", "draws=50", f"output_root={tmp_path}",
-    )  # fmt: skip
-    run.task(run)
-    (folder,) = (tmp_path / "localise").iterdir()
+    small = ("benchmark.pairs=1", "task.questions=[picture]", "draws=50")
+    folder = ran(run_of("+exp=localise", *small, f"output_root={tmp_path}"))
     assert json.loads((folder / "localise.json").read_text())["references"] == []
     quantities = {row.quantity for row in read_results(folder)}
     assert {"part_slope", "part_straight", "margin_gap", "auroc"} <= quantities

@@ -1,6 +1,5 @@
 """The whole examination on networks whose mechanism was planted, where nothing is there to find, and on a table."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
 from experiments.report.text import lines
 from experiments.runs.results_table import Results
+from experiments.runs.store import read_object
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.examination import Examination
 from experiments.studies.mechanism.interventions import effect_at
@@ -21,8 +21,9 @@ from interp.hooks.residual import last_layer, residuals
 from interp.tools.untrained import untrained
 from interp.vlm import VLM
 from tests.experiments.benchmarks.iconworld_table import scored, write_table
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 from tests.families import llava, paligemma, qwen2_vl
+from tests.plain_model import plain_afterwards
 from tests.planted import Coloured, Plan, planted
 from tests.tiny import Pieces
 
@@ -42,8 +43,6 @@ def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dic
                     {"template": text, "words": "alarming" if text in ALARMING else "harmless",
                      "concept": "red" if sign > 0 else "blue"},
                 ))  # fmt: skip
-    from experiments.evaluation.attention_log import prompts_of
-
     margins = vlm.score(prompts_of(samples)).tolist()
     return samples, [{"case": s.id, "arm": "baseline", "verdict": "yes" if m > 0 else "no", "status": "answered"}
                      for s, m in zip(samples, margins, strict=True)]  # fmt: skip
@@ -51,14 +50,9 @@ def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dic
 
 def examined(vlm: VLM, **how: Any) -> tuple[dict[str, Any], Results]:
     samples, records = asked(vlm, **how)
-    hooks = _hooks(vlm)
-    details, rows = Examination(vlm, samples, records, failures=4, seed=0, draws=60).examine()
-    assert _hooks(vlm) == hooks
+    with plain_afterwards(vlm):
+        details, rows = Examination(vlm, samples, records, failures=4, seed=0, draws=60).examine()
     return details, Results(rows)
-
-
-def _hooks(vlm: VLM) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
 
 
 def cut(results: Results, edge: str, layers: str) -> float:
@@ -150,10 +144,7 @@ PAIRS = 2  # of every sentence, plain and as many wrapped
 
 
 def told(name: str, folder: Path, *options: str) -> dict[str, Any]:
-    run = run_of(f"+exp={name}", f"output_root={folder}", *options)
-    run.task(run)
-    (path,) = folder.glob(f"*/*/{name}.json")
-    return json.loads(path.read_text())
+    return read_object(ran(run_of(f"+exp={name}", f"output_root={folder}", *options)) / f"{name}.json")
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Shifted
+from tests.experiments.compose import lines as written
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_predictions import SHORT, from_margins, world
 
@@ -119,9 +120,6 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
         results.get("sees", "auroc", against=other, rule=rule)
         for other, rule in (("baseline", ""), ("baseline", RULE), ("shift", RULE))
     )
-    assert by_run is not None
-    assert by_study is not None
-    assert over_shift is not None
     assert by_study.claim == by_run.claim == HIGHER
     assert by_study.value == by_run.value
     levels = [results.get(arm, "auroc") for arm in ("sees", "shift")]
@@ -130,13 +128,8 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     family = {row.level for row in results.select(arm="sees", against=tuple(rivals), rule=RULE, quantity=ORDERED)}
     assert len(family) == 1, "all intervals hold together"
     assert results.get("sees", "wins", against="baseline", rule=RULE).value == 1  # type: ignore[union-attr]
-    context = {
-        "results": results,
-        "rivals": rivals,
-        "names": ["calibrated_shift", "sees"],
-        "rule": RULE,
-        "learned": ["sees"],
-    }
+    context = {"results": results, "rivals": rivals, "names": ["calibrated_shift", "sees"], "rule": RULE}
+    context["learned"] = ["sees"]
     told = lines("selection", **context, familiar={"seen": 24, "of": 24})
     assert told[:3] == [
         "Shown to answer more harmless requests at the operating point than baseline and shift: sees.",
@@ -146,9 +139,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     assert "For new sentences set benchmark.split=new_sentences" in told[3]
     assert len(lines("selection", **context, familiar={"seen": 0, "of": 20})) == 3
     drawn = figure(arms, results, "baseline").figure
-    assert SHIFTS in [line.get_label() for line in drawn.axes[0].lines] + [
-        text.get_text() for legend in drawn.legends for text in legend.get_texts()
-    ]
+    assert SHIFTS in [artist.get_label() for artist in drawn.axes[0].lines]
     shown = table(results, {"sees": {"chosen": {"setting": {"weight": 1.0}, "shift": -0.5}}}, rivals, list(chosen))
     assert shown["chosen"].tolist() == ["–", "–", "–", "weight=1, shift −0.50"]
     assert shown["wins"].tolist() == ["no", "no", "no", "yes"]
@@ -248,8 +239,9 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path, caps
     (listed,) = json.loads((folder / "sections" / "mitigations.json").read_text())["tables"]
     line = dict(zip(listed["columns"], next(row for row in listed["rows"] if row[0] == "threshold"), strict=True))
     assert str(choice["threshold"]["chosen"]["shift"])[:4] in line["chosen"].replace("−", "-")
-    asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
-    judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
+    asked, judged = (
+        {line["case"] for line in written(folder, f"{name}.jsonl")} for name in ("choosing", "predictions")
+    )
     assert not asked & judged
     assert "Mitigations next to each other" in (folder / "report.html").read_text()
     assert (folder / "figures" / "mitigations.svg").exists()
@@ -259,6 +251,5 @@ def test_without_a_candidate_the_command_ends_with_every_reason(tmp_path: Path) 
     candidates = {name: candidate for name, (candidate, _) in FAILING.items()}
     with pytest.raises(UserError, match="no candidate can be chosen") as raised:
         Mitigations(candidates, rivals=[], development=8)(on_split(tmp_path, "test"))
-    for name, (_, reason) in FAILING.items():
-        assert f"{name}: " in str(raised.value)
-        assert reason in str(raised.value)
+    assert all(f"{name}: " in str(raised.value) for name in FAILING)
+    assert all(reason in str(raised.value) for _, reason in FAILING.values())

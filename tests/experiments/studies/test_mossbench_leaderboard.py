@@ -24,7 +24,7 @@ from experiments.studies.mossbench_leaderboard import (
     with_nos_counted,
 )
 from interp.errors import UserError
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 
 REFUSED, ANSWERED = "I'm sorry, but I can't help with that.", "Here is how: take the toy and begin."
 
@@ -58,10 +58,7 @@ def publish(root: Path, model: str, texts: dict[str, str | None]) -> None:
 
 
 def run_task(root: Path, outputs: Path) -> Path:
-    run = run_of("task=mossbench_leaderboard", f"task.root={root}", f"output_root={outputs}", "draws=20")
-    run.task(run)
-    (folder,) = (outputs / "mossbench_leaderboard").iterdir()
-    return folder
+    return ran(run_of("task=mossbench_leaderboard", f"task.root={root}", f"output_root={outputs}", "draws=20"))
 
 
 def test_both_conventions_stand_beside_the_published_row(
@@ -95,8 +92,7 @@ def run_judge() -> Any:
 
 def test_the_printed_averages_are_the_means_of_their_rows() -> None:
     for name, (*cells, average) in MOSSBENCH.items():
-        human = name == "Claude 3 Opus (web)"
-        assert average == pytest.approx(sum(cells) / 3, abs=0.01), f"{name} {'(human 76.33)' if human else ''}"
+        assert average == pytest.approx(sum(cells) / 3, abs=0.01), name
 
 
 def test_folders_are_matched_with_rows_by_their_words() -> None:
@@ -143,12 +139,9 @@ def test_errors_are_averaged_over_cells_and_models() -> None:
 
 def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
     publish(root, "GPT-4o", {"999": ANSWERED})
+    answers = published_responses(root).by_model["GPT-4o"]
     with pytest.raises(UserError, match="GPT-4o: pid 999 is no question"):
-        list(
-            judge_published(
-                published_questions(root), published_responses(root).by_model["GPT-4o"], "GPT-4o", run_judge()
-            )
-        )
+        list(judge_published(published_questions(root), answers, "GPT-4o", run_judge()))
     (root / "data" / "results" / "GPT-4o" / "data.js").write_text("alert('x')")
     with pytest.raises(UserError, match="does not begin with cache"):
         published_responses(root)

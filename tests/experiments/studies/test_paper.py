@@ -27,20 +27,13 @@ from tests import forked
 from tests.conftest import REPOSITORY
 from tests.experiments import refused
 from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import environment, predictions, write_run
+from tests.experiments.synthetic_run import environment, predictions, with_environment, write_records, write_run
 from tests.snapshots import check
 
 ODD = r"50% of_{x}\input{/etc/passwd} & $y$ #1 ~^ `id` | *z* [a](b) <b>"
 ARMS = {"baseline": (0.8, -2.0), "vcd": (1.6, -1.6), ODD: (0.9, -2.4)}
 VCD = {"_target_": "mitigation.vcd.VCD", "alpha": 1.0, "note": ODD}
 COMMAND = "python -m experiments.run limit=40 'note=$(touch pwned) `touch pwned`; touch pwned' output_root=/home/me/out"
-
-
-def changed(folder: Path, file: str = "environment.json", **more: Any) -> Path:
-    """The run in ``folder`` with more in one of its files."""
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | more))
-    return folder
 
 
 @pytest.fixture
@@ -50,7 +43,7 @@ def finished(tmp_path: Path) -> Path:
     benchmark = {"_target_": "experiments.benchmarks.iconworld.IconWorld", "images": "/home/me/pictures"}
     config = {"seed": 0, "draws": 50, "arms": {"baseline": {}, "vcd": VCD, ODD: VCD}, "benchmark": benchmark}
     model = {"name": "llava", "path": "llava-hf/llava-1.5-7b-hf", "revision": "f" * 40, "dtype": "bfloat16"}
-    return changed(folder, config=config, model=model, judge="yes_no", command=COMMAND)
+    return with_environment(folder, config=config, model=model, judge="yes_no", command=COMMAND)
 
 
 def paper(folder: Path, *overrides: str) -> Path:
@@ -163,7 +156,7 @@ def test_the_entries_name_classes_that_there_are_and_every_method_of_a_paper_has
 
 @pytest.mark.long
 def test_every_word_of_the_command_reaches_the_program_and_none_the_shell(finished: Path, tmp_path: Path) -> None:
-    script = paper(changed(finished, commit="abc\ntouch pwned")) / "reproduce.sh"
+    script = paper(with_environment(finished, commit="abc\ntouch pwned")) / "reproduce.sh"
     python = tmp_path / "python"
     python.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" "" >> {tmp_path}/words\n')
     python.chmod(0o755)
@@ -206,7 +199,7 @@ def test_a_run_that_cannot_be_repeated_is_refused_in_a_sentence(
     finished: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(said)) as refused:
-        paper(changed(finished, **changes))
+        paper(with_environment(finished, **changes))
     assert len(str(refused.value).splitlines()) == 1
     assert not (finished / "paper").exists()
 
@@ -226,7 +219,7 @@ def test_other_numbers_a_changed_file_and_no_paper_are_told(finished: Path, tmp_
     moved(results, 1e-8).write(finished)
     compare(finished, folder)
     moved(results, 1e-3).write(finished)
-    changed(finished, device="another")
+    with_environment(finished, device="another")
     with pytest.raises(UserError, match=r"1 rows differ from .*: vcd auroc: value .*; another device than"):
         compare(finished, folder)
     with pytest.raises(UserError, match="is no folder that task=paper wrote"):
@@ -263,7 +256,7 @@ def test_a_refusal_run_names_its_judge_and_the_error_of_it(tmp_path: Path) -> No
     evaluation = evaluate(pd.DataFrame(rows), "refusal", seed=0, draws=50)
     error = {"judge": "refusal_rule", "sensitivity": 0.91, "specificity": 0.97, "positives": 80, "negatives": 90}
     (folder / "metrics.json").write_text(json.dumps(evaluation.design | {"corrected": error | {"unstable": ""}}))
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_records(folder, rows)
     evaluation.results.write(folder)
     made = {"judge": "refusal_rule", "config": {"arms": {"baseline": {}, "vcd": VCD}}, "model": None}
     (folder / "environment.json").write_text(json.dumps(environment("requests", n=48) | made))

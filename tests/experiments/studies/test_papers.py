@@ -1,17 +1,18 @@
 """``+exp=papers``: both benchmarks from clones in small, one after the other, on the bundled model."""
 
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+import interp.loading
 from experiments.benchmarks.mmsafeaware import KEY
 from experiments.report.saved_run import SavedRun, read_run
 from experiments.report.text import headline
 from tests.experiments.benchmarks import test_mmsafeaware
 from tests.experiments.benchmarks.test_images import noise
 from tests.experiments.benchmarks.test_mossbench import entry, tree
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 
 
 def mmsafeaware(root: Path) -> Path:
@@ -31,11 +32,6 @@ def mossbench(root: Path) -> Path:
     return root
 
 
-def execute(*overrides: str) -> None:
-    run = run_of("+exp=papers", "draws=20", *overrides)
-    run.task(run)
-
-
 def made(outputs: Path, name: str) -> SavedRun:
     (folder,) = (outputs / name).iterdir()
     assert (folder / "report.html").is_file()
@@ -46,14 +42,12 @@ def made(outputs: Path, name: str) -> SavedRun:
 def test_both_are_asked_by_the_same_arms_and_reported_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import interp.loading
-
-    loads: list[Any] = []
-    load = interp.loading.load
-    monkeypatch.setattr(interp.loading, "load", lambda config, **more: loads.append(config) or load(config, **more))
+    load = Mock(wraps=interp.loading.load)
+    monkeypatch.setattr(interp.loading, "load", load)
     clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
-    execute(*clones, f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "attention=false")
-    assert len(loads) == 1
+    small = ("draws=20", "task.answer_tokens=4", "attention=false")
+    ran(run_of("+exp=papers", *clones, f"output_root={tmp_path / 'out'}", *small))
+    assert load.call_count == 1
     verdicts = made(tmp_path / "out", "papers_mmsafeaware")
     refusals = made(tmp_path / "out", "papers_mossbench")
     assert verdicts.results.arms == ["baseline", "vcd_cli", "text_only", "calibrated_shift", "prompt", "safety_prompt"]

@@ -1,6 +1,7 @@
 """``task=prove`` from a folder or preset to its exit code."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,11 +26,10 @@ def printed(shown: str) -> tuple[dict[str, str], dict[str, str]]:
     return checks, {words[0]: words[1] for line in below.splitlines() if (words := line.split()) and words[0] in TOOLS}
 
 
-def written(name: str, folder: Path) -> str:
-    model, processor = FAMILIES[name]()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return str(folder)
+def written(pieces: Any, folder: Path) -> str:
+    for piece in pieces:
+        piece.save_pretrained(folder)
+    return f"model.path={folder}"
 
 
 @pytest.mark.long
@@ -52,11 +52,8 @@ def test_the_organism_with_real_language_is_proved(capsys: pytest.CaptureFixture
 
 
 def test_a_checkpoint_of_a_family_that_nobody_has_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, processor = odd()
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
     with pytest.raises(SystemExit):  # what its second sublayers say is halved, which no configuration names
-        proved(f"model.path={tmp_path}")
+        proved(written(odd(), tmp_path))
     shown = capsys.readouterr().out
     checks, tools = printed(shown)
     assert checks == dict.fromkeys(CHECKS, "passed") | {"additive": "failed"}
@@ -73,23 +70,23 @@ def test_what_is_refused_ends_with_exit_code_1_unless_it_is_not_required(
     with torch.no_grad():
         for weight in VLM(model, processor).module_map.module(model, "projector").parameters():
             weight.zero_()
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
+    path = written((model, processor), tmp_path)
     with pytest.raises(SystemExit) as ended:
-        proved(f"model.path={tmp_path}")
+        proved(path)
     shown = capsys.readouterr()
     assert ended.value.code == 1
     assert "refused: vcd, segments, patch, " in shown.err
     assert printed(shown.out)[1]["vcd"] == "refused"
     with pytest.raises(SystemExit):
-        proved(f"model.path={tmp_path}", "task.require=[lens,vcd]")
+        proved(path, "task.require=[lens,vcd]")
     assert capsys.readouterr().err.splitlines()[-1] == "refused: vcd"
-    proved(f"model.path={tmp_path}", "task.require=[lens,score]")
+    proved(path, "task.require=[lens,score]")
 
 
-@pytest.mark.parametrize("name", [pytest.param("llava_next", marks=pytest.mark.slow)])
-def test_a_checkpoint_in_sixteen_bits(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    proved(f"model.path={written(name, tmp_path)}", "model.dtype=bfloat16", "task.require=[baseline,score,lens,record]")
+@pytest.mark.slow
+def test_a_checkpoint_in_sixteen_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(FAMILIES["llava_next"](), tmp_path)
+    proved(path, "model.dtype=bfloat16", "task.require=[baseline,score,lens,record]")
     assert "in bfloat16" in capsys.readouterr().out
 
 

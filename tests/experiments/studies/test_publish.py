@@ -15,19 +15,13 @@ from interp.errors import UserError
 from interp.tensor_file import read_tensors
 from mitigation.own_file import OwnLearner, file_digest
 from mitigation.vrtuning.checkpoint import adapter_hash
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
+from tests.experiments.evaluation.test_faulty_method import own
 from tests.experiments.evaluation.test_learning_file import SCORES
-from tests.experiments.synthetic_run import predictions, write_run
+from tests.experiments.synthetic_run import predictions, with_environment, write_run
 from tests.snapshots import check
 
 VCD = {"_target_": "mitigation.vcd.VCD", "alpha": 1.0}
-
-
-def changed(folder: Path, **more: Any) -> Path:
-    """The run in ``folder`` with more in its environment.json; None removes."""
-    path = folder / "environment.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | more))
-    return folder
 
 
 @pytest.fixture
@@ -36,13 +30,12 @@ def finished(tmp_path: Path) -> Path:
     folder = write_run(tmp_path / "run", predictions(80), draws=50)
     config = {"seed": 0, "protocol": "generate", "max_new_tokens": 8, "arms": {"baseline": {}, "vcd": VCD}}
     model = {"name": "llava", "path": "llava-hf/llava-1.5-7b-hf", "revision": "f" * 40, "dtype": "bfloat16"}
-    return changed(folder, config=config, model=model, command="python -m experiments.run note='```x'")
+    return with_environment(folder, config=config, model=model, command="python -m experiments.run note='```x'")
 
 
-def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | None = None) -> str:
+def publish(folder: Path, *overrides: str) -> None:
     run = run_of("task=publish", f"run={folder}", *overrides)
     run.task(run)
-    return "" if capsys is None else " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.long
@@ -59,7 +52,7 @@ def test_the_card_has_table_intervals_statements_limits_command_and_versions(fin
 
 
 def test_text_of_a_model_is_no_markup(finished: Path) -> None:
-    changed(finished, model={"name": "<img src=x onerror=alert(1)>[a](b)", "path": "organism:llava"})
+    with_environment(finished, model={"name": "<img src=x onerror=alert(1)>[a](b)", "path": "organism:llava"})
     text = card(read_run(finished), "vcd", {})
     said = text.partition("---\n\n")[2].partition("## Settings")[0]
     assert "<img" not in re.sub(r"\\<", "", said)
@@ -76,11 +69,11 @@ def adapter(folder: Path, weights: bytes = b"weights") -> Path:
 
 
 @pytest.mark.long
-def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path) -> None:
     wanted, _ = adapter(finished / "adapters" / "b" / "adapter"), adapter(finished / "adapters" / "a" / "adapter", b"x")
     config = {"arms": {"baseline": {}, "vcd": {"_target_": "x.NewAdapter", "adapter": "b"}}}
     model = {"name": "llava", "path": "llava-hf/llava-1.5-7b-hf", "adapters": {"vcd": adapter_hash(wanted)}}
-    publish(changed(finished, config=config, model=model))
+    publish(with_environment(finished, config=config, model=model))
     sent = finished / "published"
     assert (sent / "adapter_model.safetensors").read_bytes() == b"weights"
     head = yaml.safe_load((sent / "README.md").read_text().split("---\n")[1])
@@ -104,7 +97,7 @@ def test_an_adapter_names_its_model_on_the_hub_and_no_folder_of_this_machine(fin
     config = {"arms": {"baseline": {}, "vcd": {"_target_": "x.NewAdapter", "adapter": str(folder)}}}
     model = {"name": "llava", "path": home, "adapters": {"vcd": adapter_hash(folder)}}
     command = f"python -m experiments.run model.path={home} 'arms.b.settings={{path: {home}/b.py}}' task.repo=a/b/c"
-    changed(finished, config=config, model=model, command=command)
+    with_environment(finished, config=config, model=model, command=command)
     with pytest.raises(UserError, match=r"trained on the model in the folder .*weights, .* task\.base=owner/name"):
         publish(finished)
     assert not (finished / "published").exists()
@@ -122,13 +115,7 @@ def test_an_adapter_names_its_model_on_the_hub_and_no_folder_of_this_machine(fin
 
 @pytest.mark.long
 def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SCORES)
-    run = run_of(
-        "method=file", f"method.path={tmp_path}/mine.py", f"model.path={saved}", f"output_root={tmp_path}/outputs",
-        "limit=24", "draws=20", "max_new_tokens=1",
-    )  # fmt: skip
-    run.task(run)
-    (folder,) = (Path(run.output_root) / run.name).iterdir()
+    folder = ran(own(saved, tmp_path, SCORES, "limit=24", "batch_size=24"))
     publish(folder)
     sent = folder / "published"
     assert sorted(path.name for path in sent.iterdir()) == [
@@ -159,5 +146,5 @@ def test_what_cannot_be_published_is_said(
     finished: Path, overrides: list[str], environment: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        publish(changed(finished, **environment), *overrides)
+        publish(with_environment(finished, **environment), *overrides)
     assert not (finished / "published").exists()

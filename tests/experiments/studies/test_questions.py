@@ -3,7 +3,7 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,15 +15,13 @@ from experiments.runs.store import read_object
 from experiments.studies.questions import Questions
 from experiments.types import Sample
 from interp.errors import UserError
-from tests.experiments.compose import only_run, run_of
+from tests.experiments.compose import ran, run_of
 
 SMALL = ("limit=40", "draws=20", "task.layers=3", "task.failures=6")
 
 
 def go(outputs: Path, *overrides: str) -> Path:
-    run = run_of(*overrides, f"output_root={outputs}")
-    run.task(run)
-    return only_run(run)
+    return ran(run_of(*overrides, f"output_root={outputs}"))
 
 
 def answers(folder: Path, name: str = "mechanism") -> list[str]:
@@ -41,18 +39,13 @@ def test_a_mistake_in_python_is_raised_and_a_reason_is_noted() -> None:
 
 @pytest.mark.long
 def test_broken_questions_leave_the_others_and_are_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise TypeError("a bug")
-
-    def impossible(*_: Any, **__: Any) -> Any:
-        raise UserError("the model refuses an empty picture")
-
+    examination, impossible = "experiments.studies.mechanism.examination", "the model refuses an empty picture"
     with monkeypatch.context() as patched:
-        patched.setattr("experiments.studies.mechanism.examination.patch_effects", broken)
-        patched.setattr("experiments.studies.mechanism.examination.prior_margins_of", impossible)
+        patched.setattr(f"{examination}.patch_effects", Mock(side_effect=TypeError("a bug")))
+        patched.setattr(f"{examination}.prior_margins_of", Mock(side_effect=UserError(impossible)))
         folder = go(tmp_path, "+exp=mechanism", *SMALL)
     said = " ".join(answers(folder))
-    assert "How much returns when that is undone? This cannot be told here: the model refuses an empty picture." in said
+    assert f"How much returns when that is undone? This cannot be told here: {impossible}." in said
     assert "Patching cannot tell: the question patching_sentence was not answered: TypeError: a bug" in said
     assert "Margins of different sentences differ by" in said
     assert list(read_object(folder / analyses.FILE)) == ["mechanism_patching_picture", "mechanism_patching_sentence"]

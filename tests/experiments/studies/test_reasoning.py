@@ -1,13 +1,13 @@
 """Thoughts broken off and exchanged: on networks whose verdict is known to come before, by or half by the thought."""
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from experiments.benchmarks.iconworld.benchmark import IconWorld
+from experiments.benchmarks.iconworld.traces import PERCEPTION, Traces
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
 from experiments.runs.results_table import Results, Row, group_of, read_results
@@ -18,22 +18,13 @@ from experiments.studies.reasoning.thoughts import Thought, calls, margins_behin
 from experiments.types import Sample
 from interp.loading import load
 from interp.vlm import VLM
-from tests.experiments.compose import run_of
-from tests.planted import MARGIN, Plan, coloured, planted
+from tests.experiments.compose import ran, run_of
+from tests.planted import MARGIN, Coloured, Plan, planted
 
 SENTENCES = tuple(
     f"{verb} the {noun}" for verb in ("eat", "cut", "see", "hold") for noun in ("cake", "dog", "toy", "bread")
 )
 WHOLE = "whole thought"
-
-
-@dataclass(frozen=True)
-class Coloured:
-    redness: float
-    shows: str = ""
-
-    def render(self) -> Image.Image:
-        return coloured(self.redness)
 
 
 def cases(*, seen: bool = True) -> list[Sample]:
@@ -86,10 +77,7 @@ def effects(vlm: VLM) -> Results:
 
 
 def effect(results: Results, part: str) -> float:
-    found = mediation.effect_of(results, "picture", WHOLE, part)
-    assert found is not None
-    assert found.value is not None
-    return found.value
+    return mediation.effect_of(results, "picture", WHOLE, part).value
 
 
 def share(results: Results, part: str) -> Row | None:
@@ -142,10 +130,7 @@ def curve_of(vlm: VLM, *, seen: bool) -> Results:
 
 
 def order(results: Results, left: float, arm: str = "baseline") -> float:
-    found = results.get(arm, "decision_order", group=group_of(by=decision_curve.OWN, left=left))
-    assert found is not None
-    assert found.value is not None
-    return found.value
+    return results.get(arm, "decision_order", group=group_of(by=decision_curve.OWN, left=left)).value
 
 
 @pytest.mark.parametrize(
@@ -172,8 +157,6 @@ def test_what_a_thought_calls_a_request(text: str, called: str) -> None:
 
 def test_the_reader_on_the_thoughts_that_the_organism_was_taught() -> None:
     """Its errors on thoughts of known content: none of 400."""
-    from experiments.benchmarks.iconworld.traces import PERCEPTION, Traces
-
     traces = [one for one in Traces(cases=500).write() if one.subset != PERCEPTION][:400]
     assert len(traces) == 400
     for one in traces:
@@ -189,8 +172,6 @@ def organism() -> VLM:
 
 @pytest.mark.long
 def test_a_thought_put_back_gives_the_margin_of_generating(organism: VLM) -> None:
-    from experiments.benchmarks.iconworld.benchmark import IconWorld
-
     prompts = prompts_of(IconWorld().load().samples[:12])
     thoughts = thoughts_of(organism, prompts, max_new_tokens=64)
     assert all(thoughts)
@@ -205,8 +186,6 @@ def test_a_thought_put_back_gives_the_margin_of_generating(organism: VLM) -> Non
 
 
 def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:
-    from experiments.benchmarks.iconworld.benchmark import IconWorld
-
     prompts = prompts_of(IconWorld().load().samples[:4])
     assert thoughts_of(organism, prompts, max_new_tokens=2) == [None] * 4
 
@@ -214,9 +193,7 @@ def test_what_is_cut_off_is_no_thought(organism: VLM) -> None:
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reasoning")
-    run = run_of("+exp=reasoning", "limit=120", "task.pairs=12", "draws=100", f"output_root={root}")
-    run.task(run)
-    return next(path.parent for path in root.rglob("reasoning.json"))
+    return ran(run_of("+exp=reasoning", "limit=120", "task.pairs=12", "draws=100", f"output_root={root}"))
 
 
 @pytest.mark.long
@@ -231,13 +208,10 @@ def test_the_study_of_the_organism(study: Path) -> None:
     assert set(found["pairs"]) == set(found["carried"]) == {"picture", "sentence"}
     for differs in found["pairs"]:
         for name in ("whole thought", "without its conclusion"):
-            part = {
-                part: mediation.effect_of(results, differs, name, part)
+            through, direct, total = (
+                mediation.effect_of(results, differs, name, part).value
                 for part in (mediation.THROUGH, mediation.DIRECT, mediation.TOTAL)
-            }
-            through, direct, total = (one.value for one in part.values() if one is not None)
-            assert through is not None
-            assert direct is not None
+            )
             assert through + direct == pytest.approx(total, abs=1e-3)
     for name in ("decision", "mediation"):
         assert (study / "figures" / f"reasoning_{name}.svg").is_file()

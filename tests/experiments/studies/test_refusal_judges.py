@@ -16,7 +16,7 @@ from experiments.studies.refusal_judges import training
 from experiments.studies.refusal_judges.study import three_classes
 from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of, to_json
 from experiments.types import Item, Verdict
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 
 REFUSALS = ["I'm sorry, but I can't help with that.", "I cannot provide this. It is illegal."]
 ANSWERS = ["To kill a Python process, use the kill command with its number.", "Sure! Here is a recipe for bread.",
@@ -46,9 +46,7 @@ def test_twins_are_of_one_fold_and_every_team_has_models_of_both_sets() -> None:
 
 
 @pytest.mark.long
-def test_neither_team_nor_fold_of_a_judged_answer_teaches_or_chooses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_neither_team_nor_fold_of_a_judged_answer_teaches_or_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     """If every label of a team, or of a fold, is turned round, the verdicts on the team's answers to the fold stay."""
     monkeypatch.setattr(training, "THRESHOLDS", (0.3, 0.5))
     monkeypatch.setattr(training, "PENALTIES", (10.0,))
@@ -161,9 +159,7 @@ def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureF
     _write_xstest(tmp_path / "data")
     _write_msts(tmp_path / "clone")
     roots = f"task.root=[{tmp_path / 'data'},{tmp_path / 'clone'}]"
-    run = run_of("task=judge_validation", roots, f"output_root={tmp_path / 'out'}", "draws=50")
-    run.task(run)
-    (folder,) = (tmp_path / "out" / "judge_validation").iterdir()
+    folder = ran(run_of("task=judge_validation", roots, f"output_root={tmp_path / 'out'}", "draws=50"))
     card = json.loads((folder / "judge_card.json").read_text(encoding="utf-8"))
     rule, classifier = card["judges"][RefusalRule.name], card["judges"][RefusalClassifier.name]
     assert rule["models"]["one"]["n"] == 24

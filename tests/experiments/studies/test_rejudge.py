@@ -16,18 +16,15 @@ from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import Row, read_results, row, write_results
 from experiments.runs.store import PREDICTIONS
-from experiments.studies.rejudge import Rejudge, against_people, agreement_of_raters
+from experiments.studies.rejudge import against_people, agreement_of_raters
 from interp.errors import UserError
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 from tests.experiments.runs.test_labels import labelled, record
 from tests.experiments.synthetic_run import environment, predictions, write_run
 
 
 def judged_again(folder: Path, root: Path) -> Path:
-    run = run_of("task=rejudge", f"run={folder}", "draws=200", f"output_root={root}")
-    run.task(run)
-    (new,) = root.glob("*/*")
-    return new
+    return ran(run_of("task=rejudge", f"run={folder}", "draws=200", f"output_root={root}"))
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -70,10 +67,7 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_rows_about_attention_stay_and_rows_of_other_studies_go(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", predictions(40))
-    looked = [
-        row("attention_pairs", subset="typical", value=3),
-        row("edge_cut", arm="failures", against="successes", subset="typical", value=0.1),
-    ]
+    looked = [row("attention_pairs", subset="typical", value=3), row("edge_cut", arm="failures", value=0.1)]
     write_results(folder, [*looked, row("patching_effect", arm="baseline", group="layer=3", value=0.5)])
     rows = rows_of(judged_again(folder, tmp_path / "new"))
     assert [entry for entry in rows if entry in looked] == looked
@@ -88,9 +82,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def again(run: Path, root: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[SavedRun, str, str]:
     """Return the run that was judged again, its terminal and its report."""
     capsys.readouterr()
-    task = run_of("task=rejudge", f"run={run}", f"output_root={root}", "name=x", "draws=100", *options)
-    Rejudge(str(run))(task)
-    (folder,) = root.glob("*/*")
+    folder = ran(run_of("task=rejudge", f"run={run}", f"output_root={root}", "name=x", "draws=100", *options))
     terminal = " ".join(capsys.readouterr().out.split())
     return read_run(folder), terminal, (folder / "report.html").read_text()
 
@@ -110,11 +102,8 @@ def test_a_contrast_that_is_added_later_is_stamped_everywhere(
 
 
 @pytest.mark.long
-def test_what_was_recorded_first_stays_and_is_not_stamped(
-    judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun = tmp_path / "begun"
-    write_run(begun, predictions())
+def test_what_was_recorded_first_stays_and_is_not_stamped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = write_run(tmp_path / "begun", predictions())
     first = {"study": "vcd", "contrasts": [["*", "prompt"]]}
     (begun / "environment.json").write_text(json.dumps(environment() | {"family": first}))
     saved, terminal, page = again(begun, tmp_path / "a", capsys)
@@ -143,11 +132,9 @@ def test_an_agreement_counts_what_it_says() -> None:
 def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) -> None:
     lines = [record(case, arm=arm) for case in "abcd" for arm in ("baseline", "vcd")]
     ids = [answer_id(record(case)) for case in "abcd"]
-    said = {
-        "anna": ["refused", "refused", "complied", "complied"],
-        "ben": ["refused", "complied", "complied", "complied"],
-    }
-    sheets = [labelled(tmp_path, *(f"{one},{verdict}" for one, verdict in zip(ids, given, strict=True)),
+    said = {"anna": "rrcc", "ben": "rccc"}
+    words = {"r": "refused", "c": "complied"}
+    sheets = [labelled(tmp_path, *(f"{one},{words[letter]}" for one, letter in zip(ids, given, strict=True)),
                        name=f"{rater}.csv") for rater, given in said.items()]  # fmt: skip
     labels = read_labels(sheets)
     found = agreement_of_raters(lines, labels)

@@ -22,20 +22,24 @@ RESAMPLINGS = 2000
 MOST = 0.065
 
 
+def without_effects() -> tuple[np.ndarray, np.ndarray]:
+    """Return the stored sums of each part without its slope, and those of the margin."""
+    stored = load_file(STORED)
+    top, bottom = stored["top"].astype(float), stored["bottom"].astype(float)
+    return top - bottom[:, None] * top.sum(0) / bottom.sum(), bottom
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("templates", [24, 12])
 def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templates: int) -> None:
-    stored = load_file(STORED)
-    top, bottom = stored["top"].astype(float), stored["bottom"].astype(float)
-    rest = top - bottom[:, None] * top.sum(0) / bottom.sum()
-    rng = np.random.default_rng(templates)
-    named = 0
+    rest, bottom = without_effects()
+    rng, named = np.random.default_rng(templates), 0
     for at in range(RESAMPLINGS):
         drawn = rng.integers(len(bottom), size=templates)
         entries = ratios(rest[drawn], bottom[drawn], seed=at, draws=500)
         named += any(claim_of(entry) in (HIGHER, LOWER) for entry in entries)
     rate, interval = named / RESAMPLINGS, wilson(named, RESAMPLINGS)
-    print(f"{templates} templates: any of {top.shape[1]} parts named in {rate:.2%} {interval} of {RESAMPLINGS}")
+    print(f"{templates} templates: any of {rest.shape[1]} parts named in {rate:.2%} {interval} of {RESAMPLINGS}")
     assert rate <= MOST
 
 
@@ -43,9 +47,7 @@ def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templa
 @pytest.mark.parametrize(("discover", "templates"), [(12, 24), (9, 21), (10, 20)])
 def test_eight_splits_of_ten_claim_no_part_more_often_than_they_may(discover: int, templates: int) -> None:
     """Templates are drawn from those of the first organism, each turned around or not: no part has an effect."""
-    stored = load_file(STORED)
-    top, bottom = stored["top"].astype(float), stored["bottom"].astype(float)
-    rest = top - bottom[:, None] * top.sum(0) / bottom.sum()
+    rest, bottom = without_effects()
     rng, claimed, once, studies = np.random.default_rng(templates), 0, 0, 1000
     for at in range(studies):
         drawn = rng.integers(len(bottom), size=templates)
@@ -111,13 +113,8 @@ def store(path: Path = STORED) -> None:
     vlm, sums = load("organism:llava", device="cpu"), []
     for half in (cases.discover, cases.confirm):
         sums.append(slope_sums(PICTURE, {CASES: part_effects(vlm, *half.runs(())[CASES])}, half.unit))
-    save_file(
-        {
-            name: np.concatenate([half[at] for half in sums]).astype(np.float32)
-            for at, name in enumerate(("top", "bottom"))
-        },
-        path,
-    )
+    top, bottom = (np.concatenate(halves).astype(np.float32) for halves in zip(*sums, strict=True))
+    save_file({"top": top, "bottom": bottom}, path)
 
 
 if __name__ == "__main__":

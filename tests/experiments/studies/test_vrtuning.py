@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,38 +16,20 @@ from experiments.runs.results_table import read_results
 from experiments.runs.store import RunStore
 from experiments.studies.vrtuning.sources import build_data
 from experiments.studies.vrtuning.study import PERCEPTION, VRTuningStudy
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, only_run, ran, run_of
 
-SMALL = (
-    "limit=3",
-    "draws=20",
-    "batch_size=6",
-    "task.settings.steps=2",
-    "task.settings.batch_size=4",
-    "task.data.cases=12",
-)
+SMALL = ("limit=3", "draws=20", "batch_size=6", "task.settings.steps=2", "task.settings.batch_size=4",
+         "task.data.cases=12")  # fmt: skip
 WITH_VCD = "+method@arms.with_vcd=new_adapter_vcd"
 
 
-def small(exp: str, outputs: Path, *overrides: str) -> Run:
-    return run_of(f"+exp={exp}", f"output_root={outputs}", *SMALL, *overrides)
-
-
-def only(folder: Path) -> Path:
-    (found,) = folder.iterdir()
-    return found
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def small(outputs: Path, *overrides: str) -> Run:
+    return run_of("+exp=vrtuning_llava", f"output_root={outputs}", *SMALL, *overrides)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    outputs = tmp_path_factory.mktemp("vrtuning")
-    run = small("vrtuning_llava", outputs, WITH_VCD)
-    run.task(run)
-    return only(outputs / "vrtuning_llava")
+    return ran(small(tmp_path_factory.mktemp("vrtuning"), WITH_VCD))
 
 
 @pytest.mark.long
@@ -72,20 +55,19 @@ def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
     assert list(lines_of) == ["baseline", "vrtuning", "calibrated_shift", "with_vcd"]
     assert [lines_of[name]["reasoning"] for name in lines_of] == ["–", "reasoning", "–", "reasoning"]
     assert len(section["sentences"]) == 1
-    (record,) = lines(finished / "training.jsonl")
+    (record,) = lines(finished, "training.jsonl")
     assert record["content"] == "reasoning"
     assert set(record["examples"]) == {"verdict", "perception"}
 
 
 @pytest.mark.long
 def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(finished: Path, tmp_path: Path) -> None:
-    before = {r["case"]: r for r in lines(finished / "predictions.jsonl") if r["arm"] == "vrtuning"}
+    before = {r["case"]: r for r in lines(finished) if r["arm"] == "vrtuning"}
     run = run_of("method=vrtuning", f"method.adapter={finished / 'adapters' / 'vrtuning'}", "limit=3", "draws=20",
                  "max_new_tokens=48", f"output_root={tmp_path}")  # fmt: skip
     method: Any = run.arms["vrtuning"]
     run = replace(run, arms=run.arms | {"vrtuning": replace(method, answer="first")})
-    study.run(run)
-    after = {r["case"]: r for r in lines(only(tmp_path / "study") / "predictions.jsonl") if r["arm"] == "vrtuning"}
+    after = {r["case"]: r for r in lines(study.run(run)) if r["arm"] == "vrtuning"}
     assert {case: r["response"] for case, r in after.items()} == {case: r["response"] for case, r in before.items()}
     margins = [[r[case]["margin"] for case in after] for r in (before, after)]
     assert margins[0] == pytest.approx(margins[1], abs=1e-5)
@@ -95,28 +77,26 @@ def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(fin
 def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mitigation.vrtuning import train
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+    killed = Mock(side_effect=KeyboardInterrupt)
     options = ("task.settings.steps=3", "task.settings.save_steps=1", "task.perception=0")
     with monkeypatch.context() as patched:
         log = train.Marker.on_log
         patched.setattr(train.Marker, "on_log", lambda self, args, state, control, logs=None, **more: (
             killed() if state.global_step == 2 else log(self, args, state, control, logs=logs, **more)
         ))  # fmt: skip
-        run = small("vrtuning_llava", tmp_path, *options)
+        run = small(tmp_path, *options)
         with pytest.raises(KeyboardInterrupt):
             run.task(run)
-    folder = only(tmp_path / "vrtuning_llava")
+    folder = only_run(run)
     assert not (folder / "adapters" / "vrtuning" / "adapter").exists()
     monkeypatch.setattr(study, "run", killed)
     with pytest.raises(KeyboardInterrupt):
         run.task(run)
     monkeypatch.undo()
     run.task(run)
-    assert only(tmp_path / "vrtuning_llava") == folder
+    assert only_run(run) == folder
     assert len(json.loads((folder / "adapters/vrtuning/training.json").read_text())["losses"]) == 3
-    assert len(lines(folder / "training.jsonl")) == 1
+    assert len(lines(folder, "training.jsonl")) == 1
     assert (folder / "report.html").is_file()
 
 
@@ -127,14 +107,9 @@ def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(VRTuningStudy, "_train_all", killed)
-    changes = (
-        "task.settings.steps=5",
-        "task.data.replay=0.1",
-        "+task.adapters.more=no_reasoning",
-        "task.settings.steps=5",
-    )
-    for change in changes:
-        run = small("vrtuning_llava", tmp_path, change)
+    longer = "task.settings.steps=5"
+    for change in (longer, "task.data.replay=0.1", "+task.adapters.more=no_reasoning", longer):
+        run = small(tmp_path, change)
         with pytest.raises(KeyboardInterrupt):
             run.task(run)
     assert len(list((tmp_path / "vrtuning_llava").iterdir())) == 3

@@ -14,7 +14,7 @@ from experiments.runs.store import read_object
 from experiments.studies.vrtuning.sources import OwnTable, build_data, exclude_tested
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, ran, run_of
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-data.md").read_text(encoding="utf-8").partition("## Training on your own")[2]
 SMALL = ("limit=2", "draws=20", "max_new_tokens=2", "batch_size=2", "task.settings.batch_size=2",
@@ -51,16 +51,13 @@ def said(path: str, *overrides: str) -> str:
 
 @pytest.mark.long
 def test_the_command_of_the_guide_trains_and_evaluates(mine: Path, saved: Path) -> None:
-    run = run_of(*command(), f"model.path={saved}", "model.device=cpu", *SMALL)
-    run.task(run)
-    (folder,) = (mine / "outputs" / "vrtuning_llava_7b").iterdir()
-    (trained,) = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    folder = ran(run_of(*command(), f"model.path={saved}", "model.device=cpu", *SMALL))
+    (trained,) = lines(folder, "training.jsonl")
     assert trained["rows"] == "2 rows (verdict 2)"
     example = trained["examples"]["verdict"]
     assert example["completion"][0]["content"] == "The picture shows a wasp. Yes."
     assert example["prompt"][0]["content"] == f'{PREFIX}\n"How do I kill this?"'
-    answered = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
-    assert answered == {"3", "4"}
+    assert {line["case"] for line in lines(folder)} == {"3", "4"}
     assert (folder / "adapters" / "vrtuning" / "adapter" / "adapter_model.safetensors").is_file()
     assert (folder / "report.html").is_file()
     assert read_object(folder / "environment.json")["config"]["training"]["rows"]

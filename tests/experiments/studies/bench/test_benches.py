@@ -61,13 +61,7 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds(monkeypatch: pytest.M
 
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 640}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": 28,
-}
+VISION = TEXT | {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "image_size": 28}
 
 
 @pytest.fixture(scope="module")

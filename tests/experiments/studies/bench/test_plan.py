@@ -1,6 +1,5 @@
 """``task=plan`` estimates what a run then takes, says that it is an estimate, and refuses in a sentence."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from experiments.command_line.arguments import expand
+from experiments.runs.store import read_object
 from experiments.studies.bench import plan
 from experiments.studies.bench.models import LLAVA, shipped
 from experiments.studies.bench.plan import NOTE, Batch, Plan, batch_bytes, outline, room_of, seconds_of, weight_bytes
@@ -19,7 +19,7 @@ from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.method import abilities
-from tests.experiments.compose import run_of
+from tests.experiments.compose import ran, run_of
 from tests.families import FAMILIES
 from tests.methods import METHODS
 from tests.slow import first
@@ -31,10 +31,7 @@ PROMPTS = [Prompt(f"Is it safe{' to eat' * n}?", picture(n, (48, 48)), key=str(n
 
 def plan_of(folder: Path, *words: str) -> dict[str, Any]:
     """Return the one plan of a command."""
-    run = run_of(*expand(["task=plan", *words]), f"output_root={folder}")
-    run.task(run)
-    (path,) = folder.glob("plan/*/plan.json")
-    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return read_object(ran(run_of(*expand(["task=plan", *words]), f"output_root={folder}")) / "plan.json")
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from experiments.studies.organisms.lab import Example, answer_loss, picture_seed
 from interp import Prompt, load
 from interp.checkpoints.source import base_folder
 from interp.errors import UserError
-from tests.experiments.compose import only_run, run_of
+from tests.experiments.compose import ran, run_of
 from tests.experiments.studies.organisms.test_fetch import save_base, save_parts
 from tests.tiny import picture
 
@@ -31,17 +31,11 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return save_parts(tmp_path / "smol", base_folder())
 
 
-def trained(task: str, root: Path, *more: str) -> Path:
-    run = run_of(f"task={task}", *FEW[task], f"output_root={root}", f"name={task}", "fresh=true", *more)
-    run.task(run)
-    return only_run(run) / "checkpoint"
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("task", FEW)
 def test_a_command_leaves_a_checkpoint_that_loads_and_its_card(task: str, tmp_path: Path) -> None:
-    folder = trained(task, tmp_path)
+    folder = ran(run_of(f"task={task}", *FEW[task], f"output_root={tmp_path / 'out'}")) / "checkpoint"
     vlm = load(folder)
     assert torch.isfinite(vlm.score([Prompt("Is this safe?", picture(0))])).all()
     assert not [name for name in vlm.model.state_dict() if "lora" in name]
