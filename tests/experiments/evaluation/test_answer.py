@@ -25,7 +25,7 @@ from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning.method import NewAdapter
 from mitigation.wrappers import Sampled, Shifted
-from tests.experiments.compose import run_of
+from tests.experiments.compose import lines, ran, run_of
 
 Records = dict[tuple[str, str], dict[str, Any]]
 
@@ -147,10 +147,8 @@ def test_scored_verdicts_are_the_signs_of_the_generated_margins(vlm: VLM, tmp_pa
     arms = {"baseline": Baseline(), "vcd": VCD()}
     generated, _, _ = answered(run_in(tmp_path), vlm, arms)
     scored, _, _ = answered(run_in(tmp_path, "protocol=score"), vlm, arms)
-    assert {record["settings"] for record in scored.values()}.isdisjoint(
-        record["settings"] for record in generated.values()
-    )
     for key, record in scored.items():
+        assert record["settings"] != generated[key]["settings"]
         assert record["margin"] == generated[key]["margin"]
         assert record["verdict"] == ("yes" if record["margin"] > 0 else "no")
         assert record["response"] == ("Yes." if record["margin"] > 0 else "No.")
@@ -180,17 +178,17 @@ class Loop:
 def test_records_keep_the_margin_before_a_constant_and_whether_tokens_were_drawn(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD(), "shift": ConstantShift(2.0), "vcd_shifted": Shifted(VCD(), -1.0)}
     drawn = {"sampled": Sampled(ConstantShift(2.0)), "draws": Draws(), "loop": Loop()}
-    lines, _, _ = answered(run_in(tmp_path), vlm, arms | drawn)
+    records, _, _ = answered(run_in(tmp_path), vlm, arms | drawn)
     plain = {"shift": "baseline", "vcd_shifted": "vcd", "sampled": "baseline"}
-    for (arm, case), record in lines.items():
+    for (arm, case), record in records.items():
         assert ("margin_unshifted" in record) == (arm in plain)
         assert record.get("sampled", False) is (arm in drawn)
         if arm in plain:
-            assert record["margin_unshifted"] == lines[plain[arm], case]["margin"]
+            assert record["margin_unshifted"] == records[plain[arm], case]["margin"]
     with_scores, _, _ = answered(run_in(tmp_path, "protocol=score"), vlm, {"shift": ConstantShift(2.0)})
     for key, record in with_scores.items():
-        assert record["margin_unshifted"] == lines[key]["margin_unshifted"]
-        assert record["margin"] == lines[key]["margin"]
+        assert record["margin_unshifted"] == records[key]["margin_unshifted"]
+        assert record["margin"] == records[key]["margin"]
 
 
 @pytest.mark.long
@@ -199,11 +197,9 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
 ) -> None:
     drawn = ("+arms.drawn._target_=mitigation.wrappers.Sampled", "+arms.drawn.method._target_=mitigation.vcd.VCD")
     run = run_in(tmp_path, "method=prompt", *drawn, "protocol=score", f"model.path={saved}")
-    run.task(run)
+    folder = ran(run)
     assert "drawn does not enter: protocol=score: its answers are sampled" in " ".join(capsys.readouterr().out.split())
-    (folder,) = (tmp_path / "study").iterdir()
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    assert {line["arm"] for line in lines} == {"baseline", "prompt"}
+    assert {line["arm"] for line in lines(folder)} == {"baseline", "prompt"}
     drawing = abilities(Sampled(Baseline())).unscored
     assert drawing
     assert not abilities(VCD()).unscored

@@ -1,6 +1,5 @@
 """Batches of cases, and pictures opened ahead; forming and splitting are tested with ``interp.batching``."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,23 +16,17 @@ from interp.batching import BatchRule
 
 @dataclass(frozen=True)
 class Dot:
-    """A picture of one colour that is drawn slowly, or not at all."""
+    """A picture of one colour."""
 
     grey: int
-    started: Any = None
 
     def render(self) -> Image.Image:
-        if self.started is not None:
-            self.started.append(self.grey)
-            time.sleep(0.02)
         return Image.new("L", (3, 2), self.grey)
 
 
-def cases(count: int, *, blind: Sequence[int] = (), started: Any = None) -> list[Sample]:
-    return [
-        Sample(str(i), "typical", "s", "no", "t", "t", None if i in blind else Dot(i, started), str(i))
-        for i in range(count)
-    ]
+def cases(count: int, *, blind: Sequence[int] = ()) -> list[Sample]:
+    pictures = [None if i in blind else Dot(i) for i in range(count)]
+    return [Sample(str(i), "typical", "s", "no", "t", "t", picture, str(i)) for i, picture in enumerate(pictures)]
 
 
 def test_without_a_budget_or_a_model_the_order_stays() -> None:

@@ -65,10 +65,8 @@ def test_a_control_follows_the_verdict_that_the_baseline_is_given_later() -> Non
     plain = line | {"settings": "s", "published_verdict": "no"}
     control = computed(plain, "shift", ConstantShift(0.5))
     assert control["verdict"] == "no"
-    assert recomputed([plain | {"verdict": "yes", "judge": "human"}, control])[1] == control | {
-        "verdict": "yes",
-        "judge": "human",
-    }
+    later = {"verdict": "yes", "judge": "human"}
+    assert recomputed([plain | later, control])[1] == control | later
 
 
 def test_a_yes_bias_with_nothing_to_match_is_refused_before_weights_load(no_weights: None, tmp_path: Any) -> None:

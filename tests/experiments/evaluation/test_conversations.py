@@ -93,9 +93,8 @@ def test_a_refusal_judge_reads_every_answer() -> None:
 def test_the_length_of_a_case_is_that_of_its_prompt() -> None:
     vlm = model("qwen2_5_vl")
     question = Message("user", ("is this safe ?",))
-    turns = (Message("user", ("0", "what is this ?")), Message("assistant", ("a knife",)), question)
     drawn = SimpleNamespace(render=lambda: picture(0, (40, 48)), size=(40, 48))
-    turns = (Message("user", (drawn, *turns[0].parts[1:])), *turns[1:])
+    turns = (Message("user", (drawn, "what is this ?")), Message("assistant", ("a knife",)), question)
     sample = Sample("a", "benign", "s", "comply", "?", "?", drawn, "c", turns=turns)  # type: ignore[arg-type]
     prompt = prompt_of(sample, (picture(0, (40, 48)),))
     assert Lengths(vlm).of(*outlines([sample])) == [vlm.encode([prompt])["input_ids"].shape[1]]

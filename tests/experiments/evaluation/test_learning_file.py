@@ -1,10 +1,8 @@
 """A method that learns, in a file of the user's: on labelled cases, saved, resumed, in folds; what is wrong is said."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -31,20 +29,6 @@ def rule(scores, step, *, learned, prompts):
 @pytest.fixture
 def cases() -> tuple[list[Prompt], list[bool]]:
     return examples([sample for sample in IconWorld().development().samples if sample.subset != "control"][:10])
-
-
-@contextmanager
-def scoring(vlm: type[VLM] | VLM, before: Callable[[list[Prompt]], None]) -> Iterator[None]:
-    """Calls ``before`` with the prompts of every ``score``."""
-    plain = VLM.score
-
-    def watched(self: VLM, prompts: Any, **options: Any) -> Any:
-        before(prompts)
-        return plain(self, prompts, **options)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(VLM, "score", watched)
-        yield
 
 
 def test_what_is_learned_is_saved_and_comes_back(
@@ -81,17 +65,18 @@ def rule(scores, step, *, learned, factor=1.0):
 @pytest.mark.long
 def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[Prompt], list[bool]]) -> None:
     samples = [sample for sample in IconWorld().development().samples if sample.subset != "control"][:10]
-    file, counted = tmp_path / "mine.py", []
-    with open_run(str(tmp_path), "x", {}, "hash", fresh=True) as store, scoring(VLM, counted.append):
+    file = tmp_path / "mine.py"
+    watched = patch.object(VLM, "score", autospec=True, side_effect=VLM.score)
+    with open_run(str(tmp_path), "x", {}, "hash", fresh=True) as store, watched as score:
         for code in (SCORES, SCORES, f"{SCORES}\n# changed\n"):
             file.write_text(code)
             learned(store, "mine", own_method(str(file)), vlm, samples)
-        assert sum(map(len, counted)) == 20
+        assert sum(len(call.args[1]) for call in score.call_args_list) == 20
         other = VLM(vlm.model, copy.deepcopy(vlm.processor), name=vlm.name, revision=vlm.revision)
         other.processor.image_processor.image_mean = [0.0, 0.0, 0.0]
         for model in (vlm, other, other):
             taught = learned(store, "mine", own_method(str(file)), model, samples)
-        assert sum(map(len, counted)) == 30  # another processor's states are others
+        assert sum(len(call.args[1]) for call in score.call_args_list) == 30  # another processor's states are others
         with pytest.raises(UserError, match="in its configuration, processor, chat template or tokenizer"):
             taught.generate(vlm, cases[0], max_new_tokens=1)
     out = tmp_path / "learned.safetensors"

@@ -1,6 +1,5 @@
 """What a study makes of pictures: one that the processor refuses, one that a method edits in place."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from experiments.evaluation import study
 from experiments.evaluation.learning import examples
 from interp.vlm import VLM
 from tests import families
-from tests.experiments.compose import only_run, run_of
+from tests.experiments.compose import lines, only_run, run_of
 
 EDITS = """
 from PIL import ImageDraw
@@ -23,18 +22,17 @@ def ask(prompt):
 
 def table(folder: Path, sizes: list[tuple[int, int]]) -> Path:
     """A table of cases with pictures of these sizes."""
-    lines = ["id,image,text,label"]
+    rows = ["id,image,text,label"]
     for number, size in enumerate(sizes, 1):
         Image.effect_noise(size, 90).convert("RGB").save(folder / f"{number}.png")
-        lines.append(f"{number},{number}.png,Can I eat this?,{'safe' if number % 2 else 'unsafe'}")
+        rows.append(f"{number},{number}.png,Can I eat this?,{'safe' if number % 2 else 'unsafe'}")
     path = folder / "cases.csv"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(rows) + "\n")
     return path
 
 
 def read(run: object) -> dict[tuple[str, str], dict[str, object]]:
-    lines = (only_run(run) / "predictions.jsonl").read_text().splitlines()  # type: ignore[arg-type]
-    return {(record["arm"], record["case"]): record for record in map(json.loads, lines)}
+    return {(record["arm"], record["case"]): record for record in lines(only_run(run))}  # type: ignore[arg-type]
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """One run's report built again, and several runs joined into one comparison."""
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,15 +12,10 @@ from experiments.report.saved_run import SavedRun, read_run, thumbnail_name
 from experiments.report.text import summary
 from experiments.runs.results_table import read_results
 from interp.errors import UserError
-from tests.experiments.compose import run_of
-from tests.experiments.synthetic_run import ARMS, environment, predictions, write_run
+from tests.experiments.compose import lines, ran, run_of
+from tests.experiments.synthetic_run import ARMS, environment, predictions, with_environment, write_records, write_run
 
 pytestmark = pytest.mark.long
-
-
-def report(*overrides: str) -> None:
-    run = run_of("task=report", "draws=50", *overrides)
-    run.task(run)
 
 
 HASH = " (ffffffff)"  # of the weights of every run here
@@ -32,9 +26,7 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
     model = environment()["model"] | {"name": "bigger"}
     other = changed(write_run(tmp_path / "other", predictions(40, seed=1)), ARMS, "bigger", model=model)
-    report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
-    (folder,) = (tmp_path / "out" / "joined").iterdir()
-    saved = read_run(folder)
+    saved = joined_of(tmp_path, one, other)
     assert arms_of(saved.results, saved.metrics) == [f"{name}: {arm}" for name in (OWN, OTHER) for arm in ARMS]
     assert saved.metrics["baseline"] == f"{OWN}: baseline"
     compared = {(row.arm, row.against) for row in saved.results.select(quantity="wins")}
@@ -46,7 +38,7 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
         (alone,) = read_results(other).select(arm="vcd", quantity=quantity, against="", subset="", group="", rule="")
         together = saved.results.get(f"{OTHER}: vcd", quantity)
         assert together.value == alone.value
-    page = (folder / "report.html").read_text()
+    page = (saved.directory / "report.html").read_text()
     assert f"{OTHER}: vcd" in page
     assert f"Which arm of {OWN} and {OTHER} best separates safe from unsafe on iconworld?" in page
     assert f"<dt>run of {OTHER}</dt><dd>{other}</dd>" in page
@@ -54,27 +46,22 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
 
 
 def joined_of(tmp_path: Path, *folders: Path) -> SavedRun:
-    report(f"runs=[{','.join(map(str, folders))}]", f"output_root={tmp_path / 'out'}")
-    (folder,) = (tmp_path / "out" / "joined").iterdir()
-    return read_run(folder)
+    runs = ",".join(map(str, folders))
+    return read_run(ran(run_of("task=report", "draws=50", f"runs=[{runs}]", f"output_root={tmp_path / 'out'}")))
 
 
 def changed(folder: Path, arms: Collection[str], settings: str, **environment: object) -> Path:
     """The run as if ``arms`` had been asked under other settings."""
-    file = folder / "environment.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | environment))
-    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    lines = [line | {"settings": settings} if line["arm"] in arms else line for line in lines]
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    records = [line | {"settings": settings} if line["arm"] in arms else line for line in lines(folder)]
+    write_records(folder, records)
+    return with_environment(folder, **environment)
 
 
 def test_before_and_after_an_edit_are_paired_and_what_both_asked_stands_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = changed(
-        write_run(tmp_path / "a", predictions(40)), ["vcd"], "old", code={"vcd": "aaaaaaaaaaaa", "other": "cccc"}
-    )
+    before = write_run(tmp_path / "a", predictions(40))
+    before = changed(before, ["vcd"], "old", code={"vcd": "aaaaaaaaaaaa", "other": "cccc"})
     edited = [one if one["arm"] != "vcd" else one | {"margin": 2 * one["margin"]} for one in predictions(40)]
     after = changed(write_run(tmp_path / "b", edited), ["vcd"], "new", code={"vcd": "bbbbbbbbbbbb", "other": "cccc"})
     saved = joined_of(tmp_path, before, after)
@@ -106,9 +93,6 @@ def test_a_case_with_another_picture_is_refused(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
     for folder, colour in ((one, "red"), (other, "blue")):
         Image.new("RGB", (8, 8), colour).save(folder / "thumbnails" / thumbnail_name("icon/0001"))
-    file = other / "environment.json"
-    environment = json.loads(file.read_text())
-    environment["benchmark"]["manifest"] = "another"
-    file.write_text(json.dumps(environment))
+    with_environment(other, benchmark=environment()["benchmark"] | {"manifest": "another"})
     with pytest.raises(UserError, match=r"case icon/0001 of .* has another picture"):
-        report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+        joined_of(tmp_path, one, other)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from experiments.command_line.arguments import expand
 from experiments.report.next_commands import OWN_MODEL, next_commands
@@ -32,8 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plain(words: list[str]) -> dict[str, Any]:
     """The configuration of a command, its nodes and choices as plain values."""
-    from omegaconf import OmegaConf
-
     found = OmegaConf.to_container(composed(*expand(words)), resolve=False)
     return {str(key): value for key, value in found.items()}
 
@@ -66,9 +65,7 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
             assert then["benchmark"] == before["benchmark"], purpose
         if "task=attention" in arguments:
             assert then["task"]["run"] == "outputs/a run/now"
-            assert [then[key] for key in ("benchmark", "method", "arms", "seed", "limit")] == [
-                before[key] for key in ("benchmark", "method", "arms", "seed", "limit")
-            ]
+            assert all(then[key] == before[key] for key in ("benchmark", "method", "arms", "seed", "limit"))
 
 
 def test_nothing_follows_without_weights_or_a_command() -> None:

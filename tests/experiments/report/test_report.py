@@ -22,6 +22,7 @@ from experiments.report.tables import lines_of, pivot
 from experiments.report.text import ends, summary, value
 from experiments.runs.results_table import Results, row
 from interp.errors import UserError
+from tests.experiments.compose import lines
 from tests.experiments.synthetic_run import predictions, write_records, write_run
 
 
@@ -58,13 +59,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += data
 
-    def all(self, tag: str, **wanted: str) -> list[dict[str, str | None]]:
-        return [
-            attrs
-            for name, attrs in self.tags
-            if name == tag
-            and all(wanted_value in (attrs.get(key) or "").split() for key, wanted_value in wanted.items())
-        ]
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
 
 
 def page_of(run_dir: Path) -> Page:
@@ -151,7 +147,7 @@ HOSTILE = '<script>alert("x")</script></td><img src=x onerror=alert(1)>\u202eevi
 def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
     first = examples(read_run(run), studied="vcd", reference="baseline", attention=None)["groups"][0][1][0]
     shown = first["case"]["id"]
-    records = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    records = lines(run)
     for record in records:
         if record["case"] == shown:
             record[field] = HOSTILE
@@ -179,11 +175,8 @@ def test_the_other_files_of_a_run_are_not_trusted_either(run: Path) -> None:
     (run / "environment.json").write_text(json.dumps(environment))
     frame = pivot([row("probe", arm=tame, group=tame, value=0.5)], "arm", "group", title=tame)
     write_section(run, "study", Section(tame, [tame], [frame, frame], note=tame))
-    words = {
-        "sentences": [HOSTILE],
-        "words": [{"word": HOSTILE, "mass": 0.5, "in_sentence": True}],
-        "figures": ["../../etc/passwd"],
-    }
+    listed = [{"word": HOSTILE, "mass": 0.5, "in_sentence": True}]
+    words = {"sentences": [HOSTILE], "words": listed, "figures": ["../../etc/passwd"]}
     (run / "attention.json").write_text(json.dumps(words))
     page = page_of(run)
     assert page.text.count("{{ 7*7 }}") > 12
