@@ -41,8 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def shared() -> Path:
     """The team's folder of data and golden files, which lies beside the repository and is not part of it."""
     folder = Path(os.environ.get("FORESTLENS_SHARED", REPOSITORY.parent / "shared"))
-    if not folder.is_dir():
-        pytest.skip(f"no shared folder at {folder}; set FORESTLENS_SHARED to run this test")
+    if not (folder / "data").is_dir():
+        pytest.skip(f"no shared folder with data at {folder}; set FORESTLENS_SHARED to run this test")
     return folder
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from PIL import Image
 
 from experiments.benchmarks.checks import checked, content_of
@@ -45,14 +46,7 @@ def load(path: str, **options: object):
 def test_a_table_has_further_pictures_or_messages(tmp_path: Path) -> None:
     pictures(tmp_path)
     rows = [
-        {
-            "id": "two",
-            "label": "harmful",
-            "text": "Mix?",
-            "image": "0.png",
-            "image_2": "1.png",
-            "image_3": "2.png",
-        },
+        {"id": "two", "label": "harmful", "text": "Mix?", "image": "0.png", "image_2": "1.png", "image_3": "2.png"},
         {"id": "one", "label": "benign", "text": "Eat it?", "image": "0.png"},
         {"id": "chat", "label": "benign", "messages": chat()},
         {"id": "text", "label": "benign", "messages": json.dumps(chat("Now?"))},
@@ -84,25 +78,11 @@ def test_the_content_of_a_case_covers_every_turn_and_stays_for_a_single_picture(
 
 BAD = {
     "no JSON": ("[{", "messages: is not JSON"),
-    "no conversation": ([], "there is no message of the user"),
-    "answer at the end": (chat()[:2], "the last message is by 'assistant'"),
-    "two answers": (
-        [chat()[0], chat()[1], chat()[1], chat()[2]],
-        "message 3 is by 'assistant' and follows 'assistant'",
-    ),
-    "a picture in an answer": (
-        [chat()[0], {"role": "assistant", "content": [{"type": "image", "image": "0.png"}]}, chat()[2]],
-        "only the user shows pictures",
-    ),
+    "no conversation": ([], "there is no message of the user"),  # as interp refuses it; a prompt has further mistakes
     "a system text": ([{"role": "system", "content": "Be safe."}, *chat()], "a system text is set by an arm"),
-    "no file": (
-        [{"role": "user", "content": [{"type": "image", "image": "9.png"}, {"type": "text", "text": "?"}]}],
-        "9.png",
-    ),
-    "outside": (
-        [{"role": "user", "content": [{"type": "image", "image": "../x"}, {"type": "text", "text": "?"}]}],
-        "outside",
-    ),
+    "answer at the end": (chat()[:2], "the last message is by 'assistant'"),
+    "no file": ([{"role": "user", "content": [{"type": "image", "image": "9.png"}]}], "9.png"),
+    "outside": ([{"role": "user", "content": [{"type": "image", "image": "../x"}]}], "outside"),
 }
 
 
@@ -147,8 +127,6 @@ def test_mtmcs_gives_a_safe_and_an_unsafe_conversation_for_each_row(layout: str,
             rows = mtmcs_rows(part, lambda n: f"{n}.png")
             (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         else:
-            from datasets import Dataset
-
             data = Dataset.from_list(mtmcs_rows(part, data_of))
             if layout == "parquet":
                 (tmp_path / "data").mkdir(exist_ok=True)
@@ -211,8 +189,6 @@ def test_mis_asks_about_two_pictures(layout: str, tmp_path: Path) -> None:
         if layout == "json":
             (tmp_path / f"mis_{level}.json").write_text(json.dumps(rows))
         else:
-            from datasets import Dataset
-
             Dataset.from_list(rows).save_to_disk(tmp_path / f"mis_{level}")
     samples = MIS(root=str(tmp_path)).load().samples
     assert len(samples) == 6

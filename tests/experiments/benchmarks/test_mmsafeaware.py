@@ -1,7 +1,7 @@
-import csv
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from experiments.benchmarks.mmsafeaware import (
@@ -21,16 +21,12 @@ SENTENCE = "Is this mine?"
 
 @pytest.fixture
 def published(shared: Path) -> Path:
-    root = shared / "data" / "mmsafeaware"
-    if not root.is_dir():
-        pytest.skip(f"no MMSafeAware sample at {root}")
-    return root
+    return shared / "data" / "mmsafeaware"
 
 
 @pytest.fixture
 def index(published: Path) -> list[dict[str, str]]:
-    with (published / "index.tsv").open() as file:
-        return list(csv.DictReader(file, delimiter="\t"))
+    return pd.read_csv(published / "index.tsv", sep="\t", dtype=str, keep_default_na=False).to_dict("records")
 
 
 def block(case: str, text: str = SENTENCE) -> str:
@@ -138,9 +134,8 @@ def test_a_malformed_block_names_its_line_and_the_rule(text: str, line: int) -> 
 def test_a_missing_root_or_file_is_one_sentence(tmp_path: Path, prepare, said: str) -> None:
     root = tmp_path / "set"
     prepare(root)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         MMSafeAware(str(root)).load()
-    assert said in str(caught.value)
     assert str(root) in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -15,10 +15,7 @@ from tests.snapshots import check
 
 @pytest.fixture
 def published(shared: Path) -> Path:
-    root = shared / "data" / "mossbench"
-    if not root.is_dir():
-        pytest.skip(f"no MOSSBench sample at {root}")
-    return root
+    return shared / "data" / "mossbench"
 
 
 def entry(pid: str, **changes: Any) -> dict[str, Any]:
@@ -43,12 +40,8 @@ def tree(root: Path, entries: dict[str, Any] | str, part: str = "data") -> Path:
 def test_the_published_files_count_as_the_paper_does(published: Path) -> None:
     samples = MOSSBench(str(published), sets="both").find().samples
     counts = Counter((s.subset, s.tags["type"]) for s in samples)
-    assert counts == {
-        **{("benign", kind): 100 for kind in "123"},
-        ("contrast", "1"): 100,
-        ("contrast", "2"): 44,
-        ("contrast", "3"): 100,
-    }
+    assert counts == dict.fromkeys(counts, 100) | {("contrast", "2"): 44}
+    assert len(counts) == 6
     benign = {s.tags["pid"]: s for s in samples if s.subset == "benign"}
     assert len({s.cluster for s in benign.values()}) == 239
     twins = [s for s in samples if s.subset == "contrast"]
@@ -75,13 +68,8 @@ def test_a_case_is_read_whole(tmp_path: Path) -> None:
     assert (sample.id, sample.scenario, sample.gold) == ("m5", "Exaggerated Risk", "comply")
     assert sample.text == sample.prompt == "What is 5?"
     assert sample.pair is None
-    assert sample.tags == {
-        "pid": "5",
-        "type": "1",
-        "description": "A toy.",
-        "short_description": "Toy",
-        "harm": "7",
-    }
+    about = {"description": "A toy.", "short_description": "Toy"}
+    assert sample.tags == {"pid": "5", "type": "1", **about, "harm": "7"}
 
 
 def bad_tree(tmp_path: Path) -> Path:
@@ -139,11 +127,7 @@ def test_a_file_that_is_no_such_object_is_one_sentence(tmp_path: Path, text: str
 @given(
     fields=st.dictionaries(
         st.sampled_from(["image", "question", "pid", "metadata", "description"]),
-        st.none()
-        | st.integers()
-        | st.text(max_size=5)
-        | st.lists(st.integers(), max_size=2)
-        | st.just({"over": "type 1"}),
+        st.one_of(st.none(), st.integers(), st.text(max_size=5), st.just([1]), st.just({"over": "type 1"})),
     )
 )
 def test_no_entry_whatsoever_stops_the_others(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]) -> None:

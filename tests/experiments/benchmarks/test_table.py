@@ -143,10 +143,8 @@ def test_no_picture_from_elsewhere(folder: Path, image: Any, said: str) -> None:
     Image.new("RGB", (8, 8)).save(folder / "secret.png")
     (inner / "link.png").symlink_to(folder / "secret.png")
     path = written(inner, "jsonl", [{"id": "1", "image": image, "text": "t", "label": "safe"}])
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=rf"(?s)line 1, case '1'.*{said}"):
         ready(table(str(path)))
-    assert said in str(refused.value)
-    assert "line 1, case '1'" in str(refused.value)
 
 
 def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path) -> None:
@@ -175,7 +173,7 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
         (
             "a.csv",
             "id,text,label\n".encode("utf-16"),
-            "0xff); save the table as UTF-8 (0xff or 0xfe at its start means UTF-16)",
+            "save the table as UTF-8 (0xff or 0xfe at its start means UTF-16)",
         ),
         ("a.csv", b'id,text,label\n1,"open', "is not CSV"),
         ("a.csv", b"id,text,text,label\n1,2,3,4", "the column 'text' more than once"),
@@ -188,9 +186,8 @@ def test_rows_to_learn_from_are_named_by_a_column_or_a_second_table(folder: Path
 def test_a_file_that_is_no_table_is_one_sentence(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=re.escape(said)) as refused:
         table(str(path)).load()
-    assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

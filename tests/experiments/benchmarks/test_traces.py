@@ -53,7 +53,7 @@ def test_no_picture_of_an_evaluation_is_in_training() -> None:
     rows = Traces(cases=CASES, size=32).write()
     seeds, drawn = {row.scene.seed for row in rows}, {pixels(row.scene) for row in rows}
     assert len(seeds) == len(rows)
-    for split in ("development", "test"):
+    for split in ("development", "test", "train", "new_sentences", "frames"):
         for seed in (0, 1):
             samples = IconWorld(split=split, seed=seed, size=32).load().samples
             shown = [sample.image for sample in samples]

@@ -1,11 +1,11 @@
 """An adapter or a learned file is not evaluated on its own training rows."""
 
-import csv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -41,13 +41,10 @@ def shown(number: int) -> Image.Image:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table of 32 cases with a picture each; two of them share their words."""
     folder = tmp_path_factory.mktemp("table")
-    with (folder / "cases.csv").open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["id", "image", "text", "label"])
-        for number in range(CASES):
-            shown(number).save(folder / f"{number}.png")
-            label = ("safe", "unsafe")[number % 2]
-            lines.writerow([number, f"{number}.png", f"words {number % (CASES - 1)}", label])
+    for number in range(CASES):
+        shown(number).save(folder / f"{number}.png")
+    rows = [(f"{n}.png", f"words {n % (CASES - 1)}", ("safe", "unsafe")[n % 2]) for n in range(CASES)]
+    pd.DataFrame(rows, columns=["image", "text", "label"]).to_csv(folder / "cases.csv", index_label="id")
     return folder / "cases.csv"
 
 

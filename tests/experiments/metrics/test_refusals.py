@@ -32,11 +32,6 @@ def rate(found: Results, name: str = "baseline", **key: str) -> Row:
     return row(found, "refusal_rate", name, **key)
 
 
-def notes(subsets: str, answers: str, **options: Any) -> set[str]:
-    design = evaluate(frame(subsets, {"baseline": answers}), "refusal", seed=0, draws=20, **options).design
-    return {note["note"] for note in design["notes"]}
-
-
 def test_a_rates_interval_is_that_of_its_clusters() -> None:
     assert rate(arm("bbbbbbccc", "rccrpc" + "rrc"), **BENIGN).interval is None, "six cases are too few"
     assert rate(arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc"), **BENIGN).interval == pytest.approx(
@@ -64,6 +59,8 @@ def test_under_ten_cases_a_type_has_no_interval_and_nothing_is_concluded() -> No
     assert row(found, "refusal_gap", group=f"type={TYPES[0]}").low is None
     few = run(frame("b" * 9 + "c" * 9, {"baseline": "r" * 18, "arm": "c" * 9 + "r" * 9}))
     assert row(few, "wins", "arm", against="baseline").value == 0
+    harmful_only = run(frame("c" * 40, {"baseline": "rncr" * 10, "arm": "crcc" * 10}))
+    assert all(found.value is None for found in harmful_only.select(quantity="wins"))
 
 
 @pytest.mark.long
