@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,20 +32,22 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(browser: Any, page: Path, *, fragment: str = "", **context: Any) -> Iterator[Any]:
-    """The report at ``page``, from disk; fails on any console error, uncaught error, dialog or outside request."""
+def opened(browser: Any, address: str, *, own: str = "file:", expecting: str = "nothing") -> Iterator[Any]:
+    """The page at ``address``; fails on any error in the console but an expected one, dialog, or request to elsewhere.
+
+    ``own`` is how addresses of the page's own files begin.
+    """
     trouble: list[str] = []
-    place = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "accept_downloads": True, **context})
+    place = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     tab = place.new_page()
     tab.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: trouble.append(str(error)))
     tab.on("dialog", lambda dialog: (trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
-    tab.on(
-        "request", lambda sent: None if sent.url.startswith(("file:", "data:", "blob:")) else trouble.append(sent.url)
-    )
+    inside = (own, "data:", "blob:")
+    tab.on("request", lambda sent: None if sent.url.startswith(inside) else trouble.append(sent.url))
     try:
-        tab.goto(page.as_uri() + fragment)
+        tab.goto(address)
         yield tab
-        assert not trouble, trouble
+        assert not [one for one in trouble if expecting not in one], trouble
     finally:
         place.close()

@@ -1,7 +1,5 @@
 """Earlier answers are the arm's own, recorded and judged; servers take and send whole conversations."""
 
-import base64
-import io
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ from experiments.types import Judgement, Sample, Verdict
 from interp.batching import Lengths
 from interp.messages import Message
 from interp.prompt import Prompt
+from tests.experiments.serving.served import data_url
 from tests.interp.test_conversations import CHAT, CONVERSATION, FIRST, SECOND, model
 from tests.tiny import picture
 
@@ -101,16 +100,10 @@ def test_the_length_of_a_case_is_that_of_its_prompt() -> None:
     assert Lengths(vlm).of_prompts([CONVERSATION]) == [vlm.encode([CONVERSATION])["input_ids"].shape[1]]
 
 
-def url(image: Any) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
 def test_a_conversation_is_sent_and_read_again_as_it_was() -> None:
     sent = ApiModel(ApiConfig("api", "m", "http://localhost:1/v1"))._messages(CONVERSATION)
     assert [message["role"] for message in sent] == ["user", "assistant", "user"]
-    assert sent[0]["content"] == [{"type": "image_url", "image_url": {"url": url(FIRST)}},
+    assert sent[0]["content"] == [{"type": "image_url", "image_url": {"url": data_url(FIRST)}},
                                   {"type": "text", "text": "what is this ?"}]  # fmt: skip
     assert sent[1]["content"] == "a knife"
     read = [{"role": m["role"], "content": CHAT[n]["content"]} for n, m in enumerate(sent)]

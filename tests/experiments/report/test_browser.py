@@ -37,9 +37,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def address(folder: Path, fragment: str = "") -> str:
+    return f"{(folder / 'report.html').as_uri()}{fragment}"
+
+
 @pytest.fixture
 def tab(browser: Any, run: Path) -> Iterator[Any]:
-    with opened(browser, run / "report.html") as page:
+    with opened(browser, address(run)) as page:
         yield page
 
 
@@ -52,7 +56,7 @@ def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
 
 
 def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, run: Path) -> None:
-    with opened(browser, run / "report.html", fragment="#case=icon%2F0005&arm=prompt") as tab:
+    with opened(browser, address(run, "#case=icon%2F0005&arm=prompt")) as tab:
         assert tab.locator("#detail h3").inner_text().startswith("icon/0005")
         assert tab.locator("#f-arm").input_value() == "prompt"
         assert [side.get_attribute("data-arm") for side in tab.locator("#detail > .sides > .side").all()] == [
@@ -117,7 +121,7 @@ def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: P
     folder = write_run(tmp_path, predictions(24), thumbnails=())
     write_records(folder, records)
     build(folder)
-    with opened(browser, folder / "report.html") as tab:
+    with opened(browser, address(folder)) as tab:
         title = tab.title()
         for _ in of_case:
             tab.keyboard.press("j")
@@ -146,12 +150,12 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
 def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path, predictions(24, seed=1))
     build(other)
-    with opened(browser, run / "report.html", fragment=CASE) as tab:
+    with opened(browser, address(run, CASE)) as tab:
         tab.locator('#detail .side[data-arm="vcd"] button.mark-right').first.click()
         with tab.expect_download() as saved:
             tab.click("#export")
         saved.value.save_as(tmp_path / "labels.csv")
         (row,) = csv.DictReader((tmp_path / "labels.csv").open(encoding="utf-8-sig", newline=""))
         assert row["id"] in {answer_id(line) for line in lines(run) if line["arm"] == "vcd"}
-        tab.goto((other / "report.html").as_uri())
+        tab.goto(address(other))
         assert tab.locator("#labelled").inner_text() == "nothing labelled yet"

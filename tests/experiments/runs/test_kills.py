@@ -11,8 +11,7 @@ import pytest
 
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import Row, read_results
-
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.conftest import REPOSITORY
 
 
 def job(name: str, *arguments: object) -> list[dict[str, Any]]:

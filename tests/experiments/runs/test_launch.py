@@ -1,12 +1,13 @@
 """The processes of one launch: who they are, what each does, and that two answer as one."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,9 +19,9 @@ from experiments.runs.results_table import read_results
 from experiments.runs.store import complete_lines
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
+from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = ("limit=8", "draws=20", "batch_size=2", "max_new_tokens=2", "model.device=cpu")
 
 
@@ -62,33 +63,23 @@ def test_tasks_share_their_cases_out_or_are_refused() -> None:
         check_task(alone, Launch(0, 2))
 
 
-def test_a_full_disk_ends_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+FULL = "error: No space left on device; make room and run the same command again, which goes on from here\n"
+SHORT = "error: not enough memory for llava_7b; take a smaller batch_size"
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), FULL), (MemoryError(), SHORT),
+    (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), SHORT),
+])  # fmt: skip
+def test_a_full_disk_and_too_little_memory_end_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
 ) -> None:
-    def task(_: Any) -> None:
-        Path("/dev/full").write_text("x")
-
-    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
-    with pytest.raises(SystemExit) as ended:
-        door.start([], [], None)  # type: ignore[arg-type]
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said == "error: No space left on device; make room and run the same command again, which goes on from here\n"
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")])
-def test_too_little_memory_names_the_model_and_the_way_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
-) -> None:
-    def task(_: Any) -> None:
-        raise error
-
-    run = SimpleNamespace(task=task, plan=None, model=SimpleNamespace(name="llava_7b"))
+    run = SimpleNamespace(task=Mock(side_effect=error), plan=None, model=SimpleNamespace(name="llava_7b"))
     monkeypatch.setattr(config, "build_run", lambda _: run)
     with pytest.raises(SystemExit) as ended:
         door.start([], [], SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[arg-type]
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

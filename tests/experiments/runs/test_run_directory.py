@@ -21,10 +21,6 @@ def open_x(
     return open_run(str(root), name, CONFIG, config_hash, fresh=fresh, launch=launch)
 
 
-def record(case: str, arm: str = "a") -> dict[str, str]:
-    return {"case": case, "arm": arm, "settings": "s"}
-
-
 def cases(store: RunStore) -> list[str]:
     return [one["case"] for one in store.records()]
 

@@ -62,13 +62,8 @@ class Store(RuleBasedStateMachine):
         self.processes[rank].append(batch, file)
         self.lines[file] += [json.dumps(line, ensure_ascii=False) for line in batch]
 
-    @rule(
-        torn=st.booleans(),
-        rank=st.integers(0, 2),
-        file=FILES,
-        finished=st.sampled_from((False, False, True)),
-        size=sizes,
-    )
+    @rule(torn=st.booleans(), rank=st.integers(0, 2), file=FILES, finished=st.sampled_from((False, False, True)),
+          size=sizes)  # fmt: skip
     def end(self, torn: bool, rank: int, file: str, finished: bool, size: int) -> None:
         """The run ends, or all processes are killed and one was writing a line; then the command is given again."""
         store = self.processes[rank % len(self.processes)]

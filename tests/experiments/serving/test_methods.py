@@ -18,11 +18,8 @@ from tests.experiments.compose import run_of
 
 
 def test_the_method_under_study_is_first_and_the_plain_model_last() -> None:
-    assert list(served(run_of("task=serve", "method=prompt", "+method@arms.v=vcd", "model=llava_1_5_7b"))) == [
-        "llava_1_5_7b+prompt",
-        "llava_1_5_7b+v",
-        "llava_1_5_7b",
-    ]
+    found = served(run_of("task=serve", "method=prompt", "+method@arms.v=vcd", "model=llava_1_5_7b"))
+    assert list(found) == ["llava_1_5_7b+prompt", "llava_1_5_7b+v", "llava_1_5_7b"]
     assert list(served(run_of("task=serve", "method=baseline"))) == ["llava_organism"]
 
 
@@ -72,11 +69,7 @@ def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) 
     given = saved_run(tmp_path, "steering", {}, model=model)
     with pytest.raises(UserError, match=r"in its weights \(sha256:1, here .*a learned method belongs to its model"):
         check_model(run_of("task=serve", "method=steering", given), vlm)
-    model = {
-        "name": "other",
-        "revision": vlm.revision,
-        "preprocessing": f"sha256:2@{vlm.preprocessing.partition('@')[2]}",
-    }
+    model |= {"revision": vlm.revision, "preprocessing": f"sha256:2@{vlm.preprocessing.partition('@')[2]}"}
     given = saved_run(tmp_path, "steering", {}, model=model)
     with pytest.raises(UserError, match=r"in its configuration, processor, chat template or tokenizer \(sha256:2"):
         check_model(run_of("task=serve", "method=steering", given), vlm)
@@ -102,9 +95,7 @@ def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, 
 
 @pytest.mark.long
 def test_the_task_loads_no_torch_and_no_web_framework() -> None:
-    code = (
-        "import sys, experiments.serving.task, experiments.serving.task; "
-        "print({'torch', 'transformers', 'starlette', 'pydantic'} & set(sys.modules))"
-    )
+    heavy = "{'torch', 'transformers', 'starlette', 'pydantic'}"
+    code = f"import sys, experiments.serving.task; print({heavy} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from experiments.benchmarks.images import pixel_digest
+from experiments.evaluation.attention_log import prompts_of
 from experiments.types import Sample
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
@@ -23,10 +24,6 @@ from tests.experiments.compose import run_of
 from tests.experiments.serving.served import Served, question, running, turns
 
 NAMES = ["llava_organism+vcd", "llava_organism+prior", "llava_organism"]
-
-
-def prompts_of(cases: Sequence[Sample]) -> list[Prompt]:
-    return [Prompt(case.prompt, case.image.render(), key=case.id) for case in cases]  # type: ignore[union-attr]
 
 
 def tokens_of(vlm: VLM, generation: Generation, row: int) -> list[str]:
@@ -203,18 +200,16 @@ def test_a_refusal_reaches_a_client_that_sends_all_it_has_first(organism: VLM) -
 @pytest.mark.parametrize("header", ["Expect: 100-continue", "X-Other: y"])
 def test_a_body_without_an_end_is_not_read_for_ever(server: Served, header: str) -> None:
     """Neither that of a client that waits to be asked for it, nor one that goes on."""
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", header]
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
-        client.sendall("\r\n".join([*lines, f"Content-Length: {10**12}", "", ""]).encode())
+        client.sendall(POST + f"{header}\r\nContent-Length: {10**12}\r\n\r\n".encode())
         raw = b""
         while part := client.recv(65536):  # until it is closed
             raw += part
         assert raw.startswith(b"HTTP/1.1 413")
 
 
-HEAD = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-)
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HEAD = POST + b"Connection: close\r\n"
 
 
 @pytest.mark.parametrize(
@@ -273,11 +268,10 @@ class Slow:
 def test_a_client_that_leaves_frees_the_model(talker: Served, cases: list[Sample], stream: bool) -> None:
     talker.server.served["slow"] = Slow()
     data = json.dumps(question(cases[0], model="slow", temperature=1, max_tokens=100, stream=stream)).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     began = time.monotonic()
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", talker.port)) as client:
-            client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            client.sendall(POST + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
             time.sleep(0.3)  # its answer has begun, and would take five seconds
     assert talker.send(question(cases[0], max_tokens=1))[0] == 200
     assert time.monotonic() - began < 4.5

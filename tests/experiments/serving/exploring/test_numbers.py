@@ -96,9 +96,8 @@ def test_what_looks_inside_equals_the_tools(page: Explored, organism: VLM, promp
     found = page.work("heads")
     assert [tuple(head) for head in found["heads"]] == direct.top(5)
     assert found["effects"] == [direct.heads[layer, head, 0].item() for layer, head in direct.top(5)]
-    assert page.work("windows")["moved"] == knockout_effect(
-        organism, prompt, [("image", "verdict")], width=1
-    ).moved[:, 0].tolist()  # fmt: skip
+    cut = knockout_effect(organism, prompt, [("image", "verdict")], width=1)
+    assert page.work("windows")["moved"] == cut.moved[:, 0].tolist()
     assert page.work("occlude")["map"] == occlude_image(organism, prompt).tolist()
     patched = patch(organism, prompt, other, places=("image", "user", "verdict"))
     assert page.work("patch", other=OTHER)["moved"] == patched.moved[:, :, 0].tolist()
@@ -122,7 +121,5 @@ def test_a_clicked_word_has_the_attention_that_was_recorded_for_it(
 
 
 def test_painted_cells_are_joined_along_rows() -> None:
-    assert Change(grey=(13, 12, 14, 30)).boxes == [
-        (0.0, 1 / 12, 3 / 12, 2 / 12),
-        (6 / 12, 2 / 12, 7 / 12, 3 / 12),
-    ]
+    joined, alone = (0.0, 1 / 12, 3 / 12, 2 / 12), (6 / 12, 2 / 12, 7 / 12, 3 / 12)
+    assert Change(grey=(13, 12, 14, 30)).boxes == [joined, alone]

@@ -11,57 +11,20 @@ import pytest
 import torch
 from PIL import Image
 
-from interp import (
-    knockout,
-    knockout_effect,
-    logit_lens,
-)
-from interp.prompt import Prompt
+from interp import knockout, knockout_effect, logit_lens
 from mitigation import VCD, Baseline
-from tests.experiments.serving.exploring.explored import TEXT, Explored, prompt
+from tests.experiments.browser import opened
+from tests.experiments.serving.exploring.explored import Explored, prompt
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
 
-HEAR = """
-window.heard = [];
-new MutationObserver((changes) => {
-  const places = new Set(changes.flatMap((change) => [change.target, ...change.addedNodes]).map(
-    (node) => (node.closest ? node : node.parentElement)?.closest("[role=status], [role=alert], [aria-live]")));
-  for (const place of places) if (place?.textContent) window.heard.push(place.textContent);
-}).observe(document, { subtree: true, childList: true, characterData: true });
-"""
-
 
 @contextmanager
-def tab_on(
-    browser: Any,
-    page: Explored,
-    *,
-    fragment: str = "",
-    expecting: str = "nothing",
-    ready: str = "canvas.map",
-    **context: Any,
-) -> Iterator[Any]:
-    """The page, answered; fails on any error in the console but an expected one, dialog, or request to elsewhere.
-
-    What its live regions say is collected in ``heard`` of the window.
-    """
-    trouble: list[str] = []
-    place = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "accept_downloads": True, **context})
-    tab = place.new_page()
-    tab.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: trouble.append(str(error)))
-    tab.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
-    own = (f"http://127.0.0.1:{page.port}/", "data:", "blob:")
-    tab.on("request", lambda sent: None if sent.url.startswith(own) else trouble.append(sent.url))
-    tab.add_init_script(HEAR)
-    try:
-        tab.goto(f"{page.address}{fragment}")
-        tab.wait_for_selector(ready, timeout=120_000)
+def tab_on(browser: Any, page: Explored, fragment: str = "", **how: Any) -> Iterator[Any]:
+    """The page, answered, in a tab."""
+    with opened(browser, f"{page.address}{fragment}", own=f"http://127.0.0.1:{page.port}/", **how) as tab:
+        tab.wait_for_selector("canvas.map", timeout=120_000)
         yield tab
-        assert not [one for one in trouble if expecting not in one], trouble
-    finally:
-        place.close()
 
 
 @pytest.fixture
@@ -71,9 +34,7 @@ def tab(browser: Any, page: Explored) -> Iterator[Any]:
 
 
 def numbers(tab: Any, place: str) -> list[float]:
-    return [
-        float(value) for value in tab.locator(f"{place} .number").evaluate_all("all => all.map(n => n.dataset.value)")
-    ]
+    return tab.locator(f"{place} .number").evaluate_all("all => all.map(n => Number(n.dataset.value))")
 
 
 def act(tab: Any, action: str, place: str, wait: str) -> list[float]:
@@ -83,16 +44,10 @@ def act(tab: Any, action: str, place: str, wait: str) -> list[float]:
     return numbers(tab, place)
 
 
-def drawn(page: Explored) -> Prompt:
-    return Prompt(prompt().text, page.server.pictures.open("drawn:man:1"), key=prompt().key, request=TEXT)
-
-
-def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, page: Explored, organism: Any) -> None:
+def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, organism: Any) -> None:
     expected = [method.generate(organism, [prompt()], max_new_tokens=16) for method in (Baseline(), VCD())]
     assert numbers(tab, "#sides") == [one.margins[0].item() for one in expected]
-    assert [tab.locator(".side blockquote.said").nth(at).inner_text() for at in (0, 1)] == [
-        one.texts[0] for one in expected
-    ]
+    assert tab.locator(".side blockquote.said").all_inner_texts() == [one.texts[0] for one in expected]
     assert tab.locator(".second img").count() == 1
     assert tab.locator("#said").inner_text().startswith("baseline: No., margin")
     assert "token" not in tab.evaluate("location.hash")
@@ -111,7 +66,7 @@ def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, p
     assert tab.locator("button.token[style*='--share']").count() > 5
 
 
-def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page: Explored, organism: Any) -> None:
+def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, organism: Any) -> None:
     plain = numbers(tab, "#sides")
     tab.locator('[data-tool="cut"] input[type="checkbox"]').check()
     tab.click("#apply")
@@ -139,7 +94,7 @@ def test_the_address_holds_the_experiment_and_gives_its_number(browser: Any, pag
         tab.click("#go")
         tab.locator("#sides .dial").nth(1).wait_for()
         fragment, found = tab.evaluate("location.hash.slice(1)"), numbers(tab, "#sides")
-    with tab_on(browser, page, fragment=f"&{fragment}") as again:
+    with tab_on(browser, page, f"&{fragment}") as again:
         assert numbers(again, "#sides") == found
         assert again.input_value("#text") == "Can I eat this?"
 
@@ -189,11 +144,3 @@ def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
     assert 0 < forwards < 6
     assert not bar.is_visible()
     assert torch.equal(organism.score([prompt()]), margin)
-
-
-def tried(tab: Any) -> float:
-    """The margin after the changes that stand on the page."""
-    tab.evaluate("document.querySelector('#effects').replaceChildren()")
-    tab.click("#apply")
-    tab.wait_for_selector("table.effects", timeout=120_000)
-    return numbers(tab, "table.effects")[-1]

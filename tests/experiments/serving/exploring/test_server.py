@@ -12,15 +12,7 @@ from PIL import Image
 
 from interp.prompt import Prompt
 from interp.vlm import VLM
-from tests.experiments.serving.exploring.explored import (
-    ACTIONS,
-    CASE,
-    CHANGES,
-    OTHER,
-    TEXT,
-    Explored,
-    exploring,
-)
+from tests.experiments.serving.exploring.explored import ACTIONS, CASE, CHANGES, OTHER, TEXT, Explored, exploring
 from tests.experiments.serving.served import data_url
 from tests.tiny import tiny_llava
 
@@ -183,11 +175,5 @@ def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
 
 def hooks_of(vlm: VLM) -> list[list[Any]]:
     """What hangs in each module; not what only listens, and goes when an error's frames are collected."""
-    return [
-        [hook for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()) if not listens(hook)]
-        for m in vlm.model.modules()
-    ]
-
-
-def listens(hook: Any) -> bool:
-    return bool(getattr(hook, "only_listens", False))
+    every = [[*m._forward_hooks.values(), *m._forward_pre_hooks.values()] for m in vlm.model.modules()]
+    return [[hook for hook in hooks if not getattr(hook, "only_listens", False)] for hooks in every]
