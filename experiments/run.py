@@ -59,7 +59,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    analyses = sys.modules.get("experiments.runs.analyses")
+    analyses = sys.modules.get("experiments.report.sections")
     if analyses and analyses.UNFINISHED:  # requests never got through, or an analysis failed; it said which
         analyses.UNFINISHED.clear()
         sys.exit(1)

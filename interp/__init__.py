@@ -58,11 +58,10 @@ if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
     from interp.errors import UserError
     from interp.figures.attention import heat_grid, image_overlay, layer_groups, word_bars
-    from interp.generation import Generation
+    from interp.generation import Generation, Metric
     from interp.hooks.forward import paused
     from interp.hooks.residual import activations, edit_activations, edit_residual, residuals
     from interp.loading import load
-    from interp.margin import Metric
     from interp.output_head import float32_head, native_head
     from interp.prompt import Prompt
     from interp.segments import segment

@@ -25,8 +25,7 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp.generation import Generation
-    from interp.margin import Metric
+    from interp.generation import Generation, Metric
     from interp.prompt import Prompt
 
 Size = tuple[int, int]
@@ -352,7 +351,7 @@ class Lengths:
         return self.refused.get(size, "")
 
     def _count_picture(self, size: Size) -> None:
-        from interp.pictures import PictureRefused
+        from interp.messages import PictureRefused
 
         if size in self._pictures:
             return

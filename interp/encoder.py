@@ -15,10 +15,9 @@ from transformers import BatchFeature
 from interp.checkpoints.config import is_other
 from interp.errors import UserError
 from interp.families import PER_TOKEN, encode_pieces
-from interp.generation import appended
-from interp.margin import AnswerIds, answer_ids
+from interp.generation import AnswerIds, answer_ids, appended
+from interp.messages import PictureRefused
 from interp.module_map import module_map_of
-from interp.pictures import PictureRefused
 from interp.prompt import MARK, Prompt, render
 
 LENGTH = 12  # hex digits of a digest

@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 
 from interp.errors import UserError
 from interp.families import PRESETS
-from interp.messages import Message, Place, parts_of, read, seen, with_parts
-from interp.pictures import pixels
+from interp.messages import Message, Place, parts_of, pixels, read, seen, with_parts
 
 if TYPE_CHECKING:
     from interp.module_map import ModuleMap
@@ -32,7 +31,7 @@ class Prompt:
     ``messages`` are in the chat format of OpenAI and transformers (``interp.messages``). Then ``text`` is the text of
     the last user turn, ``image`` the first picture and ``system`` the system text. An assistant's message at the end is
     the beginning of the answer. Messages that are one text after one picture are the same prompt as text and picture.
-    Pictures are kept as a model sees them (``interp.pictures.as_seen``).
+    Pictures are kept as a model sees them (``interp.messages.as_seen``).
 
     ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed. ``request`` is the part of
     ``text`` that is asked about, without the question around it, and ``shows`` a sentence of what the picture shows;

@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from interp.checkpoints.memory import free_memory
+from interp.checkpoints.config import free_memory
 from interp.hooks.residual import edit_residual
 from interp.messages import Message
+from interp.module_map import switched
 from interp.prompt import Prompt, inverted
 from interp.scaling import relative_error
-from interp.trace import switched
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.module_map import ModuleMap
-from interp.trace import bare, is_empty, run_words
+from interp.module_map import ModuleMap, bare, is_empty, run_words
 
 FITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """Largest relative error within one forward, by the model's type."""

@@ -24,12 +24,12 @@ from interp.errors import UserError
 from interp.generation import pixel_inputs
 from interp.hooks.attention import AttentionCall, intercept
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
+from interp.module_map import switched
 from interp.prefill_cache import PrefillCache
 from interp.prompt import Prompt
 from interp.reference import BOUNDS, MOST, Reference, float32_copy, products
 from interp.scaling import FITS, picture_ends, relative_error, sublayer_factor
 from interp.tools.lens import logit_lens
-from interp.trace import switched
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

@@ -156,7 +156,7 @@ def picture_hash(image: "Image.Image | None") -> bytes:
         return NO_PICTURE
     from PIL.Image import Resampling
 
-    from interp.pictures import as_seen
+    from interp.messages import as_seen
 
     seen = as_seen(image)
     grey = seen.convert("L").resize((9, 8), Resampling.LANCZOS).tobytes()
@@ -183,7 +183,7 @@ def prompt_hash(prompt: "Prompt") -> bytes:
 def _side_by_side(images: "Sequence[Image.Image]") -> "Image.Image | None":
     from PIL import Image
 
-    from interp.pictures import as_seen
+    from interp.messages import as_seen
 
     if len(images) < 2:
         return next(iter(images), None)

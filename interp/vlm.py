@@ -17,8 +17,23 @@ from transformers import LogitsProcessor, StoppingCriteriaList
 from interp.batching import BatchContext
 from interp.encoder import Encoder, ids_of
 from interp.errors import UserError
-from interp.generation import GREEDY, Generation, appended, check_call, new_tokens, seeded, special_tokens_alone
-from interp.margin import NO, YES, AnswerIds, Metric, VerdictScores, margin_of, unread, verdict_position
+from interp.generation import (
+    GREEDY,
+    NO,
+    YES,
+    AnswerIds,
+    Generation,
+    Metric,
+    VerdictScores,
+    appended,
+    check_call,
+    margin_of,
+    new_tokens,
+    seeded,
+    special_tokens_alone,
+    unread,
+    verdict_position,
+)
 from interp.output_head import float32_head
 from interp.prompt import Prompt
 from interp.sequence_metric import SequenceMetric
@@ -58,7 +73,7 @@ class VLM(Encoder):
 
     @property
     def answer_ids(self) -> AnswerIds:
-        """The tokens of "Yes" and "No" as the next token after a prompt (``interp.margin.answer_ids``).
+        """The tokens of "Yes" and "No" as the next token after a prompt (``interp.generation.answer_ids``).
 
         In families that were tuned to say "yes" and "no" (PaliGemma, InstructBLIP) those of the lower case count too.
         If a model thinks first, all spellings count: of any case, and with blanks around them.
@@ -116,9 +131,9 @@ class VLM(Encoder):
 
         ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
         leaves the global generator alone; a sampled answer depends on its batch. Margins are read from the scores that
-        the verdict was chosen from: after every processor, before sampling (``interp.margin``). It is the first token;
-        behind a thought the answer's Yes or No, or else its first token. ``decode`` runs the model in another batch and
-        returns the sequences of the prompts' rows (``mitigation.contrastive.paired.PairedBatch``).
+        the verdict was chosen from: after every processor, before sampling (``interp.generation``). It is the first
+        token; after a thought it is the answer's Yes or No, or else its first token. ``decode`` runs the model in
+        another batch and returns the sequences of the prompts' rows (``mitigation.contrastive.paired.PairedBatch``).
 
         Raises:
             UserError: right-padded inputs, several sequences per prompt, sampling without a seed, or scores of the

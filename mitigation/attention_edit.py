@@ -15,7 +15,7 @@ from interp.device_copies import to_device
 from interp.hooks.attention import CHUNK, AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.segments import IMAGE, Segments
-from mitigation.validation import check_layers, check_number
+from mitigation.method import check_layers, check_number
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

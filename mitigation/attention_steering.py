@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.method import Around, Baseline
-from mitigation.validation import check_layers, check_number, check_pictured
+from mitigation.method import Around, Baseline, check_layers, check_number, check_pictured
 from mitigation.vcd import in_two_branches
 
 if TYPE_CHECKING:

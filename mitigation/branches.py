@@ -20,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mitigation.method import Work
-from mitigation.validation import check_alpha, check_beta, check_pictured
+from mitigation.method import Work, check_alpha, check_beta, check_pictured
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp.margin import AnswerScores
+    from interp.generation import AnswerScores
     from interp.vlm import VLM, Generation, Prompt
 
 Inputs = Mapping[str, Any]  # of a batch, from ``vlm.encode``
@@ -114,7 +113,7 @@ class BranchMethod:
             return vlm.contrasted(self, prompts, others, max_new_tokens=max_new_tokens)  # type: ignore[attr-defined]
         if not others:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
-        from interp.margin import AnswerScores
+        from interp.generation import AnswerScores
         from mitigation.contrastive.processors import RuleLogitsProcessor
 
         answers, late = vlm.answer_ids, vlm.late_verdicts

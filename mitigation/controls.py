@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Float
 
 from mitigation.branches import Contrast, Inputs
-from mitigation.method import SCORES
+from mitigation.method import SCORES, check_beta, set_images
 from mitigation.threshold import ConstantShift, matching_shift
-from mitigation.validation import check_beta, set_images
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt

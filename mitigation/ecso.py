@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.method import Work
+from mitigation.method import Work, check_count, check_pictured
 from mitigation.steps import Steps, check_words
-from mitigation.validation import check_count, check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt

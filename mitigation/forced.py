@@ -2,7 +2,7 @@
 
 If the method changes no logits, all beginnings are read as a tree of tokens after one prefill. Otherwise the tokens are
 forced: each step's scores are read after the method's own logits processors and before its cutoff (``uncut_scores`` of
-``interp.margin``). So a contrasted method is asked for its contrasted scores.
+``interp.generation``). So a contrasted method is asked for its contrasted scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from interp.errors import UserError
 from interp.families import PER_TOKEN
-from interp.generation import Generation, cache_in, with_cache
-from interp.margin import uncut_scores
+from interp.generation import Generation, cache_in, uncut_scores, with_cache
 from interp.output_head import float32_head
 from interp.prefill_cache import altered
 from mitigation.branches import BranchMethod

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Contrast, Inputs
-from mitigation.method import INSIDE
+from mitigation.method import INSIDE, check_alpha, check_beta, check_count, check_number
 from mitigation.prior_correction import prior_inputs
-from mitigation.validation import check_alpha, check_beta, check_count, check_number
 
 if TYPE_CHECKING:
     from torch import Tensor

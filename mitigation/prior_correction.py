@@ -25,8 +25,7 @@ from jaxtyping import Float
 
 from interp.errors import UserError
 from mitigation.branches import BranchLogits, BranchMethod, Inputs
-from mitigation.method import Work
-from mitigation.validation import check_beta, check_number, check_pictured, check_prior, check_seed, set_images
+from mitigation.method import Work, check_beta, check_number, check_pictured, check_prior, check_seed, set_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,11 +14,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, TopPLogitsWarper
 
 from interp.device_copies import to_device
-from interp.margin import AnswerIds, uncut_scores
+from interp.generation import AnswerIds, uncut_scores
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.processors import plausible, uncut_answers
-from mitigation.method import MethodFault
-from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
+from mitigation.method import MethodFault, check_beta, check_seed, check_shift, check_temperature
 
 
 class ConstantShiftLogitsProcessor(LogitsProcessor):

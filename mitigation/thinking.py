@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from interp.thoughts import NAME_THE_MARKS
-from mitigation.method import Work
-from mitigation.validation import check_count
+from mitigation.method import Work, check_count
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from interp.errors import UserError
-from mitigation.method import SCORES, Baseline
-from mitigation.validation import check_shift
+from mitigation.method import SCORES, Baseline, check_shift
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt

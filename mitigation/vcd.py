@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from mitigation.branches import Contrast, Inputs, gives_replies
-from mitigation.validation import (
+from mitigation.method import (
     BRANCHES,
     NOISE_KINDS,
     check_choice,
@@ -86,7 +86,7 @@ class VCD(Contrast):
         Raises:
             UserError: ``paired``, and the processor cannot join the inputs of two batches.
         """
-        from mitigation.contrastive.pixels import joins_rows
+        from mitigation.contrastive.corruption import joins_rows
 
         if self.branch == "sequential" or (self.branch == "auto" and max_new_tokens <= SHORT):
             return "sequential"
@@ -132,8 +132,8 @@ class VCD(Contrast):
     def _paired(
         self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs, noised: Inputs, max_new_tokens: int
     ) -> "Generation":
+        from interp.generation import AnswerScores
         from interp.hooks.forward import is_followed
-        from interp.margin import AnswerScores
         from mitigation.contrastive.paired import PairedBatch, PairedContrastLogitsProcessor, pair_inputs
 
         if is_followed(vlm):

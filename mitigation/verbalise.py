@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation import reference_resolution
-from mitigation.method import Work
+from mitigation.method import Work, check_choice, check_count, check_pictured
 from mitigation.steps import Steps, check_words
-from mitigation.validation import check_choice, check_count, check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt

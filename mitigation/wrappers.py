@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import SCORES, Around, abilities, check_cases
-from mitigation.validation import check_seed, check_shift, check_temperature
+from mitigation.method import SCORES, Around, abilities, check_cases, check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor

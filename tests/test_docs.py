@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.command_line.arguments import expand, in_a_sentence
-from interp.checkpoints.source import ORGANISMS
+from interp.checkpoints.config import ORGANISMS
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 

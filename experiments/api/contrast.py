@@ -75,7 +75,7 @@ def margin_of_words(listed: Mapping[str, float]) -> Margin:
 
 def margin_of_lists(method: BranchMethod, lists: Sequence[Listed], yes: Sequence[int], no: Sequence[int]) -> Margin:
     """Return the margin that ``method`` makes of the branches' first tokens; ``lists`` of the clean one first."""
-    from interp.margin import margin_of
+    from interp.generation import margin_of
 
     columns, logits = _logits(lists, [*yes, *no])
     ids = [[columns.index(token) for token in side] for side in (yes, no)]

@@ -20,7 +20,7 @@ from interp.errors import UserError
 from interp.prompt import MARK
 
 if TYPE_CHECKING:
-    from interp.margin import AnswerIds
+    from interp.generation import AnswerIds
 
 OF_TOKENS = {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
 # Otherwise the server takes what the checkpoint's generation_config.json says.
@@ -54,7 +54,7 @@ class Engine:
         Raises:
             UserError: the server has no ``/tokenize``, or no token tells the two apart.
         """
-        from interp.margin import answer_ids
+        from interp.generation import answer_ids
 
         rendered = self._text(self._tokens({"messages": [{"role": "user", "content": "?"}]}))
         return answer_ids(ServedTokenizer(self), rendered, name=self.endpoint.config.model)
@@ -183,7 +183,7 @@ class Engine:
 
 
 class ServedTokenizer:
-    """The server's tokenizer, as far as ``interp.margin.answer_ids`` and refusal margins call it."""
+    """The server's tokenizer, as far as ``interp.generation.answer_ids`` and refusal margins call it."""
 
     unk_token_id = None
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from experiments.types import Drawable, Sample
 from interp.errors import UserError
-from interp.pictures import as_seen, frames
+from interp.messages import as_seen, frames
 
 MAX_PIXELS = 50_000_000
 # Decoders that work on the bytes alone: others that Pillow knows start outside programs (EPS) or have no use here.
@@ -93,7 +93,7 @@ def open_image(
 ) -> Image.Image:
     """Return the picture in RGB: drawn, or read from disk and decoded in full.
 
-    The picture is as a model sees it (``interp.pictures.as_seen``).
+    The picture is as a model sees it (``interp.messages.as_seen``).
 
     Args:
         source: a file, its bytes, or a drawing.

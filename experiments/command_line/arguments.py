@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.config import composed, options_of
-from experiments.config.options import with_defaults, written
+from experiments.config.run import with_defaults, written
 from interp.errors import UserError
 
 PLAN, ATTENTION = "task=plan", "task=attention"
@@ -61,7 +61,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 def _benchmark_of(run: Path, words: Sequence[str]) -> list[str]:
     """Return the arguments about the benchmark in the command of a finished run, without a ``_target_``."""
-    from experiments.report.next_commands import about, typed
+    from experiments.report.terminal import about, typed
 
     try:
         environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))

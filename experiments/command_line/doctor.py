@@ -98,7 +98,7 @@ def model(run: Run) -> Iterator[Finding]:
     """Look for the run's model in its folder, in the cache or on the hub. The token is never shown."""
     from huggingface_hub import get_token
 
-    from interp.checkpoints.source import find
+    from interp.checkpoints.config import find
 
     try:
         source = find(run.weights)

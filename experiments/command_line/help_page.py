@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
-from experiments.config.options import defaults_of, options_of, source_lines, with_defaults, written
+from experiments.config.run import defaults_of, options_of, source_lines, with_defaults, written
 
 ABOUT = """\
 forestlens finds out why multimodal language models judge safety from the words

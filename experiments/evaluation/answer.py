@@ -1,6 +1,6 @@
 """From cases to records: arms answer in fixed batches, all of them one batch before the next, and a judge reads them.
 
-Batches depend only on cases and settings (``experiments.evaluation.case_batches``), so a resumed run equals an
+Batches depend only on cases and settings (``experiments.evaluation.cases``), so a resumed run equals an
 uninterrupted one. An incomplete batch is answered again, and only its missing records are appended.
 
 There are two ways to obtain a verdict (``protocol``). ``generate``: the answer is generated and a judge reads it.
@@ -22,10 +22,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
-from experiments.evaluation.case_batches import Opened, by_prefill, form, prefetch_images, prompt_of, refused_size
-from experiments.evaluation.conversations import noted, rolled_out
-from experiments.evaluation.judging import judge_batch, scored
-from experiments.evaluation.learning import InFolds, part_of
+from experiments.evaluation.cases import (
+    Opened,
+    by_prefill,
+    form,
+    noted,
+    prefetch_images,
+    prompt_of,
+    refused_size,
+    rolled_out,
+)
+from experiments.evaluation.fitting import InFolds, part_of
+from experiments.evaluation.scoring import judge_batch, scored
 from experiments.runs import record_fields
 from experiments.runs.responses import Responses
 from experiments.runs.store import PREDICTIONS, RunStore

@@ -7,11 +7,10 @@ Controls that only add a constant are fitted on the answers to the development s
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from experiments.evaluation import controls
+from experiments.evaluation import fitting
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.cases import development_cases, limited
-from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.learning import FOLDS, InFolds, fold_of, in_folds, learned, learning_folds, part_of
+from experiments.evaluation.fitting import BASELINE, FOLDS, InFolds, fold_of, in_folds, learned, learning_folds, part_of
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
@@ -46,13 +45,13 @@ class Arms:
         """Return the methods whose answers to the development split are needed to fit controls."""
         for arm, reason in self.absent.items():
             self._say(f"{arm} does not enter: {reason}")
-        fitted = [method for arm in self.entering if controls.is_fitted(method := self.run.arms[arm])]
-        needed = {name for method in fitted for name in controls.arms_needed(method, self.run.arm, self.run.arms)}
+        fitted = [method for arm in self.entering if fitting.is_fitted(method := self.run.arms[arm])]
+        needed = {name for method in fitted for name in fitting.arms_needed(method, self.run.arm, self.run.arms)}
         return {} if self.development is None else {arm: self.ready(arm) for arm in self.entering if arm in needed}
 
     def fit(self) -> "dict[str, Method]":
         """Return the methods of all arms that ask the model, trained if they learn."""
-        return {arm: self.ready(arm) for arm in self.entering if not controls.only_shifts(self.run.arms[arm])}
+        return {arm: self.ready(arm) for arm in self.entering if not fitting.only_shifts(self.run.arms[arm])}
 
     def constants(self, margins: Any = None) -> "dict[str, Any]":
         """Return the constant of each control, from saved margins; in folds without a development split.
@@ -63,7 +62,7 @@ class Arms:
         records = self.store.records() if self.development is None else self.store.records(DEVELOPMENT)
         if margins is not None:
             records = margins.fitted_on()
-        for arm in [arm for arm in self.entering if controls.only_shifts(self.run.arms[arm])]:
+        for arm in [arm for arm in self.entering if fitting.only_shifts(self.run.arms[arm])]:
             method = self.run.arms[arm]
             if self.run.benchmark.kind == "refusal" and (why := NO_MARGIN if margins is None else margins.why_not):
                 self.exclude(arm, f"it adds a constant to the refusal margin, and there is none: {why}")
@@ -71,10 +70,10 @@ class Arms:
 
             def without(fold: int, method: Any = method) -> Any:
                 others = [record for record in records if fold_of(record["cluster"]) != fold]
-                return controls.fitted(method, others, study=self.run.arm)
+                return fitting.fitted(method, others, study=self.run.arm)
 
-            if self.development is not None or not controls.is_fitted(method):
-                constants[arm] = controls.fitted(method, records, study=self.run.arm)
+            if self.development is not None or not fitting.is_fitted(method):
+                constants[arm] = fitting.fitted(method, records, study=self.run.arm)
             else:
                 constants[arm] = in_folds(self.samples, without)
                 self._say(f"{arm}: in each of {FOLDS} folds of the cases, one constant, fitted on the others")
@@ -88,7 +87,7 @@ class Arms:
                 margins.shifted(arm, constant)
             latest = {key: margins.attach(line) for key, line in latest.items()}
         lines = [
-            controls.computed(plain, arm, part_of(constant, sample.id))
+            fitting.computed(plain, arm, part_of(constant, sample.id))
             for arm, constant in constants.items()
             for sample in self.samples
             if (plain := latest.get((sample.id, BASELINE))) is not None

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_pictures
-from experiments.evaluation.case_batches import prompt_of
-from experiments.evaluation.conversations import rolled_out
+from experiments.evaluation.cases import prompt_of, rolled_out
 from experiments.runs.store import write_json
 from experiments.types import Sample
 from interp.batching import merged

@@ -1,14 +1,218 @@
-"""The cases of a run: loaded, checked before any weights load, and limited. All studies take them from here."""
+"""The cases of a run: loaded, checked and limited before any weights load, then put into batches with their pictures.
 
-from collections.abc import Sequence
+All studies take them from here. Batches are formed as all batches are (``interp.batching``). Their pictures are opened
+ahead. In a conversation, earlier answers may be the arm's own; they are put into the next turn. Imports no torch.
+"""
 
+import re
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PIL import Image
 from rich.console import Console
 
-from experiments.benchmarks.checks import checked, disjoint
+from experiments.benchmarks.checks import WORKERS, checked, disjoint
+from experiments.benchmarks.images import BadImage, EncodedImage, open_image, open_pictures
 from experiments.config import Run
-from experiments.report.text import shortfall
-from experiments.types import Loaded, Sample
+from experiments.report.tables import shortfall
+from experiments.types import Drawable, Item, Judge, Loaded, Sample
+from interp.batching import BatchRule
 from interp.errors import UserError
+from interp.messages import ORIENTATION, Message
+
+if TYPE_CHECKING:
+    from interp.batching import Lengths
+    from interp.prompt import Prompt
+    from interp.vlm import Generation
+
+
+TURN = "turn {}, {}"  # the name of a turn in ``steps`` of a record
+JUDGED = "turn {}, verdict"
+
+
+def rolled_out(generate: "Callable[[Sequence[Prompt]], Generation]", prompts: "Sequence[Prompt]") -> "list[Prompt]":
+    """Return the prompts with an answer by ``generate`` in each turn of the assistant that has none, in their order.
+
+    Prompts with other numbers of pictures before a turn are asked separately.
+    """
+    done = list(prompts)
+    while waiting := {row: turn for row, prompt in enumerate(done) if (turn := _first_open(prompt)) is not None}:
+        groups: dict[int, dict[int, Prompt]] = {}
+        for row, turn in waiting.items():
+            before = replace(done[row], key=f"{done[row].key}\nturn {turn}", request="", shows="", answer_prefix=())
+            before = before.with_turns(done[row].turns[:turn])
+            groups.setdefault(len(before.images), {})[row] = before
+        for group in groups.values():
+            for row, text in zip(group, generate(list(group.values())).texts, strict=True):
+                turns = list(done[row].turns)
+                turns[waiting[row]] = Message("assistant", (text,))
+                done[row] = done[row].with_turns(turns)
+    return done
+
+
+def with_answers(sample: Sample, record: Mapping[str, Any]) -> Sample:
+    """Return the case with the earlier answers that its ``record`` has, "" where it has none."""
+    steps = record.get("steps") or {}
+    turns = [
+        turn if turn.parts else Message(turn.role, (steps.get(TURN.format(number, turn.role), ""),))
+        for number, turn in enumerate(sample.turns, 1)
+    ]
+    return replace(sample, turns=tuple(turns))
+
+
+def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation":
+    """Return the generation with the turns of conversations among its ``steps``."""
+    if not any(prompt.messages for prompt in prompts):
+        return generation
+    steps = []
+    for row, prompt in enumerate(prompts):
+        names = (f"[picture {number}]" for number in count(1))
+        told = {
+            TURN.format(number, turn.role): turn.mapped(lambda _: next(names)).text  # noqa: B023
+            for number, turn in enumerate(prompt.messages, 1)
+        }
+        steps.append(told | dict(generation.steps[row] if generation.steps else {}))
+    return replace(generation, steps=steps)
+
+
+def judged_turns(steps: Sequence[Mapping[str, str]], items: Sequence[Item], judge: Judge) -> list[dict[str, str]]:
+    """Return the steps with a verdict after each earlier answer; ``items`` belong to the last answers."""
+    earlier = [
+        (row, number, replace(item, question=transcript(told, upto=number), response=text))
+        for row, (told, item) in enumerate(zip(steps, items, strict=True))
+        for number in range(2, len(told) + 1)
+        if (text := told.get(TURN.format(number, "assistant"), "").strip())
+    ]
+    results = [dict(told) for told in steps]
+    if judge.kind == "refusal" and earlier:
+        for (row, number, _), judgement in zip(earlier, judge.judge([item for *_, item in earlier]), strict=True):
+            results[row][JUDGED.format(number)] = judgement.verdict.value
+    return results
+
+
+def transcript(steps: Mapping[str, str], upto: int | None = None) -> str:
+    """Return a conversation for a judge, from the steps of a record; "" without turns. ``upto``: turns before it."""
+    named = [(re.fullmatch(r"turn (\d+), (user|assistant)", name), text) for name, text in steps.items()]
+    turns = sorted((int(match[1]), match[2].title(), text) for match, text in named if match)
+    return "\n".join(f"{role}: {text}" for number, role, text in turns if upto is None or number < upto)
+
+
+def _first_open(prompt: "Prompt") -> int | None:
+    return next((index for index, turn in enumerate(prompt.turns) if not turn.parts), None)
+
+
+Thing = TypeVar("Thing")
+Opened = tuple[Image.Image, ...] | BadImage
+AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
+SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
+# Settings that change how scores are made, not the prompts that are read for them.
+OF_SCORES = re.compile(r"\b(alpha|beta|gamma|shift|weight|temperature|top_p)=[^,()]*")
+
+
+def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
+    """Return slices of ``size`` items, in order; the last may be shorter."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) -> list[list[Sample]]:
+    """Return the batches of one arm: by length, or in the order of the cases without a budget or a model to count
+    tokens.
+    """
+    counted = None
+    if lengths is not None and rule.tokens is not None:
+        counted = lengths.of(*outlines(samples))
+    formed = rule.form(counted, [len(sample.images) for sample in samples])
+    return [[samples[place] for place in batch] for batch in formed]
+
+
+def by_prefill(arms: Mapping[str, Any]) -> list[str]:
+    """Return the names of ``arms``. Arms that read the same prompts follow each other.
+
+    So what one has read is needed by the next one, or not again (``interp.prefill_cache``). Two methods read the
+    same prompts if their class and settings are the same, but for the settings ``OF_SCORES``.
+    """
+    groups: dict[str, list[str]] = {}
+    for arm, method in arms.items():
+        while (inner := getattr(method, "wraps", None)) is not None:
+            method = inner
+        groups.setdefault(OF_SCORES.sub("", repr(method)), []).append(arm)
+    return [arm for group in groups.values() for arm in group]
+
+
+def prompt_of(sample: Sample, pictures: Sequence[Image.Image]) -> "Prompt":
+    """Return what a study asks of a case, with its pictures opened.
+
+    A turn whose answer the model has yet to give stays empty (``experiments.evaluation.cases``).
+    """
+    from interp.prompt import Prompt
+
+    about: dict[str, Any] = {"key": sample.id, "request": sample.text, "shows": sample.described}
+    left = iter(pictures)
+    if not sample.turns:
+        return Prompt(sample.prompt, next(left, None), **about)
+    turns = [turn.mapped(lambda _: next(left)) for turn in sample.turns]
+    return Prompt(**about).with_turns(turns)
+
+
+def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[int, int]]]]":
+    """Return the prompts with dots for pictures, and the sizes of the pictures that can be opened."""
+    dot = Image.new("RGB", (1, 1))
+    prompts = [prompt_of(with_answers(sample, {}), (dot,) * len(sample.images)) for sample in samples]
+    return prompts, [[size for image in sample.images if (size := size_of(image))] for sample in samples]
+
+
+def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
+    """Return width and height as ``open_image`` gives them, usually from the file's header; None without an image."""
+    side = getattr(source, "size", None)
+    if source is None or isinstance(side, int):
+        return None if side is None else (side, side)
+    try:
+        if not isinstance(source, Path | EncodedImage):
+            return open_image(source).size
+        with Image.open(source if isinstance(source, Path) else BytesIO(source.data)) as image:
+            turned = image.getexif().get(ORIENTATION) in SIDEWAYS
+            return image.size[::-1] if turned else image.size
+    except Exception:  # a file that cannot be read is reported when it is opened to be answered
+        return None
+
+
+def prefetch_images(work: Sequence[Sequence[Sample]]) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
+    """Return each batch with its images, in order; a ``BadImage`` takes the position of an image that cannot be opened.
+
+    Meanwhile, threads open the images of the next batches (Pillow releases the GIL while it decodes). Close
+    the generator (``contextlib.closing``) when leaving early, so that images not yet begun are never opened.
+    """
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="images")
+    waiting: deque[tuple[Sequence[Sample], list[Future[Opened]]]] = deque()
+    try:
+        for batch in [*work, *[()] * AHEAD]:
+            waiting.append((batch, [pool.submit(_open, sample) for sample in batch]))
+            if len(waiting) > AHEAD and (ready := waiting.popleft())[0]:
+                yield ready[0], [future.result() for future in ready[1]]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _open(sample: Sample) -> Opened:
+    try:
+        return open_pictures(sample)
+    except BadImage as error:
+        return error
+
+
+def refused_size(picture: Opened, lengths: "Lengths | None") -> str:
+    """Return why the model's processor refuses the size of a picture; "" if it does not."""
+    if lengths is None or isinstance(picture, BadImage):
+        return ""
+    return next((reason for each in picture if (reason := lengths.refusal(each.size))), "")
+
 
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 
 from experiments.config import digest
-from experiments.evaluation.analyses import NOTE, NoMargin
-from experiments.evaluation.controls import AS_YES_NO, BASELINE, as_yes_no, sample_as_yes_no
-from experiments.evaluation.conversations import with_answers
-from experiments.evaluation.judging import item_of
+from experiments.evaluation.cases import with_answers
+from experiments.evaluation.fitting import AS_YES_NO, BASELINE, as_yes_no, sample_as_yes_no
+from experiments.evaluation.scoring import item_of
 from experiments.evaluation.study import Study
 from experiments.judges.yes_no import anchored
-from experiments.metrics.claims import RULES
-from experiments.report.sections import Section, SectionFigure, write_section
+from experiments.metrics.estimates import RULES
+from experiments.report.sections import NOTE, NoMargin, Section, SectionFigure, write_section
 from experiments.report.tables import in_terminal
 from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import FILE, Results, Row, read_results, write_results

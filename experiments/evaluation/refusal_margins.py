@@ -19,15 +19,11 @@ from jaxtyping import Float
 from sklearn.metrics import roc_auc_score
 
 from experiments.config import digest
-from experiments.evaluation.analyses import NoMargin
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT
-from experiments.evaluation.case_batches import form, prefetch_images, prompt_of
-from experiments.evaluation.cases import limited
-from experiments.evaluation.controls import BASELINE, SCORE
-from experiments.evaluation.conversations import rolled_out, with_answers
-from experiments.evaluation.learning import part_of
-from experiments.report.sections import Section, write_section
+from experiments.evaluation.cases import form, limited, prefetch_images, prompt_of, rolled_out, with_answers
+from experiments.evaluation.fitting import BASELINE, SCORE, part_of
+from experiments.report.sections import NoMargin, Section, write_section
 from experiments.report.tables import fixed, percent, table
 from experiments.runs import record_fields
 from experiments.runs.store import PREDICTIONS, read_object

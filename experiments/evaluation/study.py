@@ -18,19 +18,25 @@ from rich.console import Console
 
 from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring
-from experiments.evaluation.analyses import Analysis, NoMargin, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT, NO_MARGIN, Arms
-from experiments.evaluation.batch_check import check_batches
-from experiments.evaluation.controls import BASELINE
-from experiments.evaluation.environment import describe
+from experiments.evaluation.environment import check_batches, describe
+from experiments.evaluation.fitting import BASELINE
 from experiments.evaluation.validated_run import ValidatedRun, excluded_arms, validate
 from experiments.metrics.results import Evaluation
-from experiments.report import next_commands, terminal
+from experiments.report import terminal
 from experiments.report.build import build, toy_of
 from experiments.report.saved_run import write_thumbnails
-from experiments.runs import analyses as states
-from experiments.runs import provenance, record_fields
+from experiments.report.sections import (
+    REPORT,
+    Analysis,
+    NoMargin,
+    expect_analyses,
+    mark_finished,
+    missing_analyses,
+    perform,
+)
+from experiments.runs import record_fields
 from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.responses import Responses
 from experiments.runs.results_table import write_results
@@ -183,7 +189,7 @@ class Study:
     @property
     def model_title(self) -> str:
         """The model as reports call it: its name, and the beginning of its weights' hash."""
-        return provenance.model_title(self.environment["model"])
+        return record_fields.model_title(self.environment["model"])
 
     def records(self) -> list[dict[str, Any]]:
         """Return the latest record of each case and arm, as the cases are described now, by arm and case."""
@@ -249,7 +255,7 @@ class Study:
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measure and print the results, do the ``analyses``, each on its own, and build the report.
 
-        An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
+        An analysis that raises takes nothing with it (``experiments.report.sections.perform``). The run counts as
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
         does it all, but for analyses that are done together. What to type next is said at the end of a study that is
         ``alone``, not one of several.
@@ -262,7 +268,7 @@ class Study:
         perform(self, analyses)
         if first:
             self._report()
-            states.mark_finished(self.store.path)
+            mark_finished(self.store.path)
             if alone:
                 self.say_next()
 
@@ -289,7 +295,7 @@ class Study:
         write_results(self.store.path, evaluation.results)
         self.store.write_json("metrics.json", design)
         write_thumbnails(self.store.path, self.samples)
-        states.expect(self.store.path, to_come)  # before the run says that its arms are measured
+        expect_analyses(self.store.path, to_come)  # before the run says that its arms are measured
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | self.answering.remarks()
         ended = {} if self._lost(current) else {"finished": record_fields.timestamp()}
@@ -311,7 +317,7 @@ class Study:
             self.environment,
             verbose=self.run.verbose,
             width=self.console.width,
-            named=next_commands.named_arms(self.environment),
+            named=terminal.named_arms(self.environment),
             complete=by_itself,
         )
         self.console.print()
@@ -324,16 +330,16 @@ class Study:
     def _report(self) -> None:
         """Build the report and print where it is."""
         page = build(self.store.path)
-        for sentence in states.missing(self.store.path, states.REPORT):
+        for sentence in missing_analyses(self.store.path, REPORT):
             self.console.print(sentence, highlight=False, markup=False)
         self._say(f"report: {page}", "every case with its picture, and where the model looked")
 
     def say_next(self) -> None:
         """Print what may be typed next."""
-        commands = next_commands.next_commands(
+        commands = terminal.next_commands(
             self.environment,
             str(self.store.path),
-            program=next_commands.program(),
+            program=terminal.program(),
         )
         if commands:
             self._say("next:")

@@ -13,12 +13,11 @@ from rich.console import Console
 
 from experiments.benchmarks.images import BadImage, open_pictures
 from experiments.config import Run
-from experiments.evaluation import controls
-from experiments.evaluation.case_batches import prompt_of
-from experiments.evaluation.cases import development_cases, limited, load_cases
-from experiments.evaluation.learning import SAFE, learning_folds
+from experiments.evaluation import fitting
+from experiments.evaluation.cases import development_cases, limited, load_cases, prompt_of
+from experiments.evaluation.fitting import SAFE, learning_folds
 from experiments.metrics.results import ALL
-from experiments.report.text import shortfall
+from experiments.report.tables import shortfall
 from experiments.runs.launch import Launch
 from experiments.runs.responses import Responses
 from experiments.types import Benchmark, Kind, Loaded, Sample
@@ -77,7 +76,7 @@ def validate(run: Run, console: Console | None = None, *, to_come: Collection[st
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
     for method in entering.values():
         if abilities(method).fitted_to:
-            controls.arms_needed(method, run.arm, run.arms)
+            fitting.arms_needed(method, run.arm, run.arms)
     learning = {arm: method for arm, method in entering.items() if isinstance(method, TrainableMethod)}
     check_learning(learning, run.benchmark, loaded.samples, teaching)
     for arm, method in run.arms.items():
@@ -102,7 +101,7 @@ def excluded_arms(run: Run, samples: Sequence[Sample] = (), teaching: Sequence[S
     reasons: dict[str, str] = {}
     for arm, method in run.arms.items():
         can = abilities(method)
-        if run.benchmark.kind != "yes_no" and can.yes_no_only and not controls.only_shifts(method):
+        if run.benchmark.kind != "yes_no" and can.yes_no_only and not fitting.only_shifts(method):
             reasons[arm] = NO_MARGIN
         elif run.protocol == "score" and can.unscored:
             reasons[arm] = f"protocol=score: {can.unscored}"

@@ -1,4 +1,4 @@
-"""Read the verdict of a yes/no answer from its text. Knows nothing of files or models.
+"""Read the verdict of a yes/no answer from its text, and choose the default judge. Knows nothing of files or models.
 
 ``anchored`` is the rule that counts. ``published`` is MMSafeAware's own scorer, for comparison with the paper; wherever
 its numbers appear, it is named (docs/metrics.md).
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from experiments.judges.refusal_phrases import languages, normalised, phrases, primary
-from experiments.types import Gold, Item, Judgement, Kind, Verdict
+from experiments.types import Gold, Item, Judge, Judgement, Kind, Verdict
 from interp.errors import UserError
 from interp.thoughts import split
 
@@ -216,3 +216,21 @@ def _contradiction(text: str, match: re.Match[str]) -> re.Match[str] | None:
 
 def _verdict(match: re.Match[str]) -> Verdict:
     return Verdict(match["answer"].lower())
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """The default judge of each kind of benchmark: anchored Yes/No, or the offline classifier of refusals.
+
+    The classifier's κ with people is .88 on text models' answers to requests (XSTest) and .93 on vision-language
+    models' answers to questions for a judgement (MSTS). It learned neither from the models nor from the requests. The
+    phrase rules have .80 and .17 (judge_card.json).
+    """
+
+    def for_kind(self, kind: Kind) -> Judge:
+        """Return the judge that reads answers of ``kind``."""
+        if kind == "yes_no":
+            return YesNo()
+        from experiments.judges.refusal_classifier import RefusalClassifier
+
+        return RefusalClassifier()

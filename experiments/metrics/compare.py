@@ -12,12 +12,23 @@ import numpy as np
 from scipy.special import stdtr
 from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import CONFIDENCE, Draws, Weights
-from experiments.metrics.claims import CLAIMS, INCONCLUSIVE, NOT_TESTED, SMALL, TOO_FEW, claim_of
-from experiments.metrics.estimates import ByScheme, Entry, Resamples, StandardError, change_entry, student_quantile
+from experiments.metrics.bootstrap import CONFIDENCE, Draws, Needed, Weights, units_needed
+from experiments.metrics.estimates import (
+    CLAIMS,
+    INCONCLUSIVE,
+    NOT_TESTED,
+    SMALL,
+    TOO_FEW,
+    ByScheme,
+    Entry,
+    Resamples,
+    StandardError,
+    change_entry,
+    claim_of,
+    student_quantile,
+)
 from experiments.metrics.outcomes import Outcomes
 from experiments.metrics.quantities import GAP, Arms, Key, Reading
-from experiments.metrics.statistical_tests import Needed, units_needed
 from experiments.types import REFUSAL_SUBSETS, Verdict
 
 # Of a variance over two factors, a sum of three estimates: simulated 17 to 20 with 24 sentences.

@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtri
 
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, ClusterBootstrap, percentile_interval
-from experiments.metrics.statistical_tests import wilson
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, ClusterBootstrap, percentile_interval, wilson
 from experiments.runs.results_table import Results, Row, row
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError

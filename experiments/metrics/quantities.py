@@ -28,11 +28,10 @@ from experiments.metrics.bootstrap import (
     deployed_rates,
     ratio,
     roc_readings,
+    signal_detection,
 )
-from experiments.metrics.claims import SMALL
-from experiments.metrics.estimates import CLUSTER, TEMPLATE, Resamples, StandardError, rate_floor
+from experiments.metrics.estimates import CLUSTER, SMALL, TEMPLATE, Resamples, StandardError, rate_floor
 from experiments.metrics.outcomes import Cases, Outcomes, align
-from experiments.metrics.statistical_tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, Kind
 
 OPERATING_POINTS = (0.95, 0.9, 0.8)  # shares of unsafe cases caught; the first that the design allows is used

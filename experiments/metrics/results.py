@@ -12,13 +12,11 @@ import pandas as pd
 
 from experiments.metrics import compare
 from experiments.metrics import quantities as q
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Mask
-from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED, RULES
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Mask, holm, mcnemar, missing_bounds
 from experiments.metrics.compare import Difference, one_family
-from experiments.metrics.estimates import level_interval, rate_spread, share_interval
+from experiments.metrics.estimates import HIGHER, LOWER, NOT_TESTED, RULES, level_interval, rate_spread, share_interval
 from experiments.metrics.outcomes import PUBLISHED, SUBSETS, Cases, Outcomes, align
 from experiments.metrics.quantities import HELD_OUT, Arms, Key
-from experiments.metrics.statistical_tests import holm, mcnemar, missing_bounds
 from experiments.runs.results_table import Results, Row, row
 from experiments.types import REFUSAL_SUBSETS, Kind, Status, Verdict
 from interp.errors import UserError

@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from experiments.metrics.claims import HIGHER, LOWER, NOT_TESTED, SMALL
-from experiments.report import arms, cases, examples, figures
-from experiments.report.cases import address, attention_of_cases
-from experiments.report.next_commands import next_commands
+from experiments.metrics.estimates import HIGHER, LOWER, NOT_TESTED, SMALL
+from experiments.report import arms, figures
+from experiments.report.cases import address, as_script, attention_of_cases, examples, payload
 from experiments.report.saved_run import SavedRun, read_run
-from experiments.report.sections import attention_section, read_sections
-from experiments.report.tables import SIGNS, copies, lines_of, percent, share
-from experiments.report.text import count, ends, level, summary, value
-from experiments.runs import analyses
-from experiments.runs.provenance import arm_title, model_title, sides_of
+from experiments.report.sections import REPORT, attention_section, guarded, missing_analyses, read_sections
+from experiments.report.tables import SIGNS, copies, count, ends, level, lines_of, percent, share, summary, value
+from experiments.report.terminal import next_commands
+from experiments.runs.record_fields import arm_title, model_title, sides_of
 from experiments.runs.results_table import Row
 from interp.atomic import atomic_write
 from interp.checkpoints.config import ORGANISM
@@ -168,7 +166,7 @@ def build(run_dir: Path) -> Path:
 
     Reads results.csv, metrics.json, environment.json, predictions.jsonl, thumbnails/ and, if they exist,
     attention.json, sections/ and missing.json. Writes figures/ and report.html. The same files give the same bytes.
-    A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
+    A figure that cannot be drawn is left out, and a sentence says so (``experiments.report.sections``).
 
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
@@ -194,7 +192,7 @@ def render(run_dir: Path) -> str:
         figures=[figure for figure in drawn.values() if figure],
         attention=attention,
         sections=read_sections(run_dir),
-        missing=analyses.missing(run_dir),
+        missing=missing_analyses(run_dir),
         **_browser(run, templates),
     )
 
@@ -220,11 +218,11 @@ def _browser(run: SavedRun, templates: Environment) -> dict[str, Any]:
     studied = str(run.metrics["study"])
     reference = str(run.metrics["baseline"] or studied)
     attention = attention_of_cases(run.directory)
-    data = cases.payload(run, studied=studied, reference=reference, attention=attention)
+    data = payload(run, studied=studied, reference=reference, attention=attention)
     # Not escaped again: the script is this package's own, and as_script leaves no sign that could end its element.
     return {
-        "examples": examples.examples(run, studied=studied, reference=reference, attention=attention),
-        "data": Markup(cases.as_script(data)),
+        "examples": examples(run, studied=studied, reference=reference, attention=attention),
+        "data": Markup(as_script(data)),
         "script": Markup(script),
         "script_hash": f"sha256-{digest}",
     }
@@ -237,7 +235,7 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
         path, drawn[name] = run.directory / "figures" / f"{name}.svg", None
         path.unlink(missing_ok=True)  # that of an earlier report
         missing = f"the figure {path.name} was not drawn"
-        with analyses.guarded(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
+        with guarded(run.directory, f"figure_{name}", missing, part_of=REPORT):
             svg = figures.svg_bytes(drawing.draw())
             drawn[name] = figures.embedded(name, svg, alt=drawing.words, caption=drawing.caption)
             _write(path, svg)

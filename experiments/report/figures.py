@@ -23,8 +23,7 @@ from scipy.special import ndtr
 
 from experiments.report.arms import RATES, arms_of
 from experiments.report.saved_run import SavedRun
-from experiments.report.tables import fixed
-from experiments.report.text import value
+from experiments.report.tables import fixed, value
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, encoded

@@ -1,9 +1,9 @@
 """The directory of a run: opened, appended to, merged and finished.
 
 ``outputs/<name>/<time>/`` holds ``predictions.jsonl`` and other JSON lines, appended and forced to disk by batch. A run
-is unfinished until it is marked (``RunStore.finish``, or ``experiments.runs.analyses`` if analyses follow). The newest
-unfinished run with an equal configuration hash continues. The hash covers the ``_target_`` paths of the configuration,
-so a renamed module or a changed default begins a new run.
+is unfinished until it is marked (``RunStore.finish``, or ``experiments.report.sections`` if analyses follow). The
+newest unfinished run with an equal configuration hash continues. The hash covers the ``_target_`` paths of the
+configuration, so a renamed module or a changed default begins a new run.
 
 The processes of a launch share the directory. Rank 0 holds the lock and appends to ``predictions.jsonl``; rank 3
 appends to ``predictions.3.jsonl``. Rank 0 merges these files whenever all processes wait for each other, and when a

@@ -10,8 +10,7 @@ from typing import Any
 
 from experiments.config import Run
 from experiments.evaluation.arms import DEVELOPMENT
-from experiments.evaluation.controls import fitted, is_fitted
-from experiments.evaluation.learning import FOLDER
+from experiments.evaluation.fitting import FOLDER, fitted, is_fitted
 from experiments.runs import record_fields
 from experiments.runs.responses import Responses
 from experiments.runs.store import complete_lines, read_object

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from PIL import Image
 
-from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.scene import Scene
+from experiments.benchmarks.iconworld.sentences import CONCEPTS, Thing
 from experiments.benchmarks.images import BadImage, EncodedImage, data_url, open_image, pixel_digest
 from experiments.serving.server import BadRequest
 from experiments.types import Sample

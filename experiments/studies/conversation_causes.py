@@ -19,16 +19,14 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.bootstrap import ratios, unit_sums
-from experiments.metrics.claims import HIGHER, LOWER, claim_of
+from experiments.metrics.estimates import HIGHER, LOWER, claim_of
 from experiments.report.figures import Guide, Mark, points
-from experiments.report.sections import Section, SectionFigure
-from experiments.report.tables import pivot, unit
-from experiments.report.text import lines
+from experiments.report.sections import Analysis, Section, SectionFigure
+from experiments.report.tables import lines, pivot, unit
 from experiments.runs.results_table import Results, Row, row
 from experiments.studies.questions import Questions, check_first_token, check_margins, check_sizes
 from experiments.types import Sample
@@ -160,7 +158,7 @@ def causes(
 
 def differing(twins: Twins) -> list[str]:
     """Return the parts in which twins differ; empty if they have other forms."""
-    from interp.pictures import pixels
+    from interp.messages import pixels
 
     places = twins.unsafe.parts
     if places != twins.safe.parts:

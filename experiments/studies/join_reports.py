@@ -15,13 +15,14 @@ from rich.console import Console
 from experiments.config import Run, digest
 from experiments.evaluation import finished_runs, scoring
 from experiments.evaluation.validated_run import check_contrasts
-from experiments.report import next_commands, terminal
+from experiments.report import terminal
 from experiments.report.build import build
 from experiments.report.figures import COLUMN, FORMATS, check_format, drawings
 from experiments.report.saved_run import SavedRun, read_run
+from experiments.report.sections import REPORT, mark_finished, missing_analyses
 from experiments.report.tables import say
-from experiments.runs import analyses, record_fields
-from experiments.runs.provenance import SHOWN, arm_title, model_title
+from experiments.runs import record_fields
+from experiments.runs.record_fields import SHOWN, arm_title, model_title
 from experiments.runs.results_table import FILE as TABLE
 from experiments.runs.store import read_object
 from interp.errors import UserError
@@ -57,17 +58,17 @@ class BuildReport:
         else:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
         saved = read_run(page.parent)
-        named = saved.results.arms if self.runs else next_commands.named_arms(saved.environment)
+        named = saved.results.arms if self.runs else terminal.named_arms(saved.environment)
         say(
             terminal.render(saved.results, saved.metrics, saved.environment, verbose=run.verbose,
                            width=Console().width, named=named),
             *filter(None, [note]),
-            *analyses.missing(page.parent, analyses.REPORT),
+            *missing_analyses(page.parent, REPORT),
         )  # fmt: skip
         if self.runs:
             figure = page.parent / "figures" / f"{next(iter(drawings(saved)))}.svg"
             say(f"table: {page.with_name(TABLE)}", f"figure: {figure}")
-        analyses.mark_finished(page.parent)
+        mark_finished(page.parent)
         if self.format is not None:
             for name, drawing in drawings(saved).items():
                 path = page.parent / "figures" / f"{name}_column.{self.format}"
@@ -231,7 +232,7 @@ def _typed_otherwise(parts: Sequence[SavedRun]) -> list[str]:
 
     Only settings count that may change answers of a model.
     """
-    words = [[word.lstrip("+") for word in next_commands.typed(part.environment) or ()] for part in parts]
+    words = [[word.lstrip("+") for word in terminal.typed(part.environment) or ()] for part in parts]
     settings = [
         [word.partition("=") for word in line if "=" in word and not word.startswith(NOT_TOLD)] for line in words
     ]

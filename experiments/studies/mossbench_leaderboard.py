@@ -16,12 +16,11 @@ from experiments.benchmarks.images import open_image
 from experiments.benchmarks.mossbench import TYPES, MOSSBenchEntry, published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH_HUMAN_DIFFERENCE, mossbench_row
 from experiments.config import Run
-from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import asks_for_judgement
+from experiments.judges.yes_no import Automatic
 from experiments.metrics.outcomes import PUBLISHED as BY_AUTHORS
 from experiments.metrics.results import evaluate
-from experiments.report import text
-from experiments.report.tables import fixed, in_terminal, say, table
+from experiments.report.tables import fixed, in_terminal, lines, say, table
 from experiments.runs.record_fields import timestamp
 from experiments.runs.results_table import Results
 from experiments.runs.store import open_run
@@ -58,7 +57,7 @@ class MOSSBenchLeaderboard:
             frame = leaderboard(evaluation.results, list(answered), with_nos_counted(records, run))
             frame.to_csv(store.path / "leaderboard.csv", index=False)
             store.finish()
-        sentences = text.lines("leaderboard", conventions=summary(frame), human=MOSSBENCH_HUMAN_DIFFERENCE, empty=empty)
+        sentences = lines("leaderboard", conventions=summary(frame), human=MOSSBENCH_HUMAN_DIFFERENCE, empty=empty)
         say(in_terminal(beside(frame, judge.name)), *sentences, f"leaderboard: {store.path}")
 
 

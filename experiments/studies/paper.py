@@ -21,17 +21,15 @@ import pandas as pd
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.evaluation.finished_runs import sha256
-from experiments.metrics.claims import SMALL
-from experiments.report import text
+from experiments.metrics.estimates import SMALL
 from experiments.report.arms import LEVELS
 from experiments.report.build import context
 from experiments.report.figures import COLUMN, drawings, pdf_bytes
-from experiments.report.next_commands import PROGRAM, typed, without
 from experiments.report.saved_run import SavedRun, read_run
-from experiments.report.sections import read_sections
-from experiments.report.tables import csv_text, latex, latex_text, say, texts
-from experiments.runs import analyses
-from experiments.runs.provenance import HUB_ID, without_paths
+from experiments.report.sections import missing_analyses, read_sections
+from experiments.report.tables import csv_text, latex, latex_text, page, say, texts
+from experiments.report.terminal import PROGRAM, typed, without
+from experiments.runs.record_fields import HUB_ID, without_paths
 from experiments.runs.results_table import COLUMNS, FILE, KEY, Results, Row, read_results
 from experiments.runs.store import read_object
 from interp.checkpoints.config import ORGANISM
@@ -164,18 +162,18 @@ LEFT_OUT = ("command", "started, finished", "benchmark", "judge")  # paths and t
 OF_THE_MODEL = ("model", "responses made elsewhere", "counted as", "adapter of", "arm ")  # how these facts begin
 
 
-def methods(saved: SavedRun, page: Mapping[str, Any]) -> str:
-    """Return the page in Markdown; ``page`` is what the report prints (``report.build.context``)."""
+def methods(saved: SavedRun, printed: Mapping[str, Any]) -> str:
+    """Return the page in Markdown; ``printed`` is what the report prints (``report.build.context``)."""
     environment, config = saved.environment, saved.environment["config"]
-    facts = [(str(name), str(value)) for name, value in page["facts"]]
+    facts = [(str(name), str(value)) for name, value in printed["facts"]]
     about_model = [fact for fact in facts if fact[0].startswith(OF_THE_MODEL)]
     rest = [fact for fact in facts if fact not in about_model and not fact[0].startswith(LEFT_OUT)]
     arms = {name: node for name, node in config["arms"].items() if name in saved.results.arms}
     software = [*(environment.get("versions") or {}).items(), *rest, ("commit", environment.get("commit"))]
-    return text.page(
-        "methods.md.j2", **{name: page[name] for name in ("question", "headline", "notes")}, results=saved.results,
+    return page(
+        "methods.md.j2", **{name: printed[name] for name in ("question", "headline", "notes")}, results=saved.results,
         design=saved.metrics, environment=environment, facts=dict(facts), about_model=about_model, software=software,
-        config=without_paths(config), arms=without_paths(arms), small=SMALL, missing=analyses.missing(saved.directory),
+        config=without_paths(config), arms=without_paths(arms), small=SMALL, missing=missing_analyses(saved.directory),
         settings=without_paths({key: config[key] for key in OF_THE_RUN if key in config}),
     )  # fmt: skip
 
@@ -286,7 +284,7 @@ def compare(made: Path, folder: Path) -> list[str]:
     ours = settings(SavedRun(run, results, {}, environment, []))
     unlike = [key for key in IDENTITY if ours[key] != other.get(key)]
     notes = [f"another {', '.join(unlike)} than the paper's ({SETTINGS})"] if unlike else []
-    notes += analyses.missing(run)
+    notes += missing_analyses(run)
     there = {row[KEY] for row in results}
     absent = [_name(row) for row in expected if row[KEY] not in there]
     differing = [*differences(expected, results), *(f"{name} is missing" for name in absent)]

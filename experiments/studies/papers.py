@@ -11,7 +11,7 @@ from experiments.benchmarks import mmsafeaware, mossbench
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.validated_run import ValidatedRun, validate
-from experiments.judges.automatic import Automatic
+from experiments.judges.yes_no import Automatic
 from experiments.report.tables import say
 from experiments.runs.launch import Launch, sharded
 from interp.errors import UserError

@@ -13,12 +13,11 @@ from typing import Any
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs
-from experiments.evaluation.learning import FOLDER as LEARNED
+from experiments.evaluation.fitting import FOLDER as LEARNED
 from experiments.report.arms import arms_of, differences, levels
 from experiments.report.saved_run import SavedRun, read_run
-from experiments.report.tables import markdown, say
-from experiments.report.text import page, summary
-from experiments.runs.provenance import HUB_ID, model_title, without_paths
+from experiments.report.tables import markdown, page, say, summary
+from experiments.runs.record_fields import HUB_ID, model_title, without_paths
 from experiments.runs.results_table import Results
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError

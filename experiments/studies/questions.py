@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Run
-from experiments.runs import analyses
+from experiments.report.sections import guarded
 from interp.errors import UserError
 
 
@@ -32,7 +32,7 @@ class Questions:
             return
         missing = f"the question {question} was not answered"
         with (
-            analyses.guarded(self.folder, f"{self.name}_{question}", missing, part_of=self.name) as outcome,
+            guarded(self.folder, f"{self.name}_{question}", missing, part_of=self.name) as outcome,
             self._reason(question),
         ):
             yield

@@ -20,19 +20,17 @@ from experiments.benchmarks.images import one_picture
 from experiments.benchmarks.rows import json_file
 from experiments.config import Run
 from experiments.evaluation import finished_runs, scoring
-from experiments.evaluation.case_batches import batches
-from experiments.evaluation.controls import recomputed
-from experiments.evaluation.conversations import transcript
-from experiments.evaluation.judging import judgement_without_text
+from experiments.evaluation.cases import batches, transcript
+from experiments.evaluation.fitting import recomputed
+from experiments.evaluation.scoring import judgement_without_text
 from experiments.evaluation.validated_run import check_contrasts
-from experiments.judges.automatic import Automatic
+from experiments.judges.yes_no import Automatic
 from experiments.metrics.judge_error import agreement, pairwise_kappa
 from experiments.report import terminal
 from experiments.report.cases import FILE as CASES
 from experiments.report.figures import CURVES
 from experiments.report.saved_run import thumbnail_name
-from experiments.report.tables import say
-from experiments.report.text import lines
+from experiments.report.tables import lines, say
 from experiments.runs import record_fields
 from experiments.runs.labels import (
     LABELS,

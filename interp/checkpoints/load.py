@@ -9,23 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from interp.batching import out_of_memory
-from interp.checkpoints.config import ORGANISM, ModelConfig
-from interp.checkpoints.memory import GIB, check_room, row_bytes, stored_numbers
-from interp.checkpoints.source import (
+from interp.checkpoints.config import (
     ADAPTER,
     GET,
+    GIB,
     HASH,
+    ORGANISM,
     ORGANISMS,
     ROWS,
     SHOWN,
+    ModelConfig,
     Source,
     brief,
     check_made,
+    check_room,
     find,
     gated,
     is_in_parts,
     organism_folder,
     parts_hash,
+    row_bytes,
+    stored_numbers,
     weights_hash,
 )
 from interp.errors import UserError

@@ -23,7 +23,7 @@ from PIL import Image, ImageFilter
 from interp.errors import UserError
 from interp.figures.glyphs import Figure, cut, legible, width
 from interp.image_grid import WHOLE, Box
-from interp.pictures import as_seen
+from interp.messages import as_seen
 
 
 class Size(NamedTuple):

@@ -33,9 +33,9 @@ from torch import Tensor
 
 from interp.device_copies import to_device, to_host
 from interp.errors import UserError
+from interp.generation import unread
 from interp.hooks.forward import Follower, follow
 from interp.hooks.state_memory import memory_for
-from interp.margin import unread
 from interp.prompt import Prompt, listed
 from interp.segments import PART, Finder, Segments
 

@@ -27,7 +27,7 @@ from interp.prompt import check_numbers
 from interp.segments import RowSegments, segment
 
 if TYPE_CHECKING:
-    from interp.margin import Metric
+    from interp.generation import Metric
     from interp.vlm import VLM, Prompt
 
 FILLER = "."

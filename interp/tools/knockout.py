@@ -25,7 +25,7 @@ from interp.prompt import listed
 from interp.segments import CODES, IMAGE, PART, Finder, Segments, segment
 
 if TYPE_CHECKING:
-    from interp.margin import Metric
+    from interp.generation import Metric
     from interp.vlm import VLM, Prompt
 
 End = str | Finder

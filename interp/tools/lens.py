@@ -22,7 +22,7 @@ from interp.scaling import after_head
 from interp.sequence_metric import SequenceMetric
 
 if TYPE_CHECKING:
-    from interp.margin import Metric
+    from interp.generation import Metric
     from interp.vlm import VLM
 
 TOP = 5

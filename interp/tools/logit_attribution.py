@@ -35,7 +35,7 @@ from interp.prompt import Prompt, listed
 from interp.scaling import after_head, sublayer_factor
 
 if TYPE_CHECKING:
-    from interp.margin import Metric
+    from interp.generation import Metric
     from interp.vlm import VLM
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

@@ -40,7 +40,7 @@ from interp.scaling import picture_ends
 from interp.segments import IMAGE, Segments, segment
 
 if TYPE_CHECKING:
-    from interp.margin import Metric
+    from interp.generation import Metric
     from interp.vlm import VLM
 
 PATCHABLE = (*READABLE, "all")

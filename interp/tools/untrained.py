@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from interp.checkpoints.memory import GIB, free_memory
+from interp.checkpoints.config import GIB, free_memory
 from interp.errors import UserError
 
 if TYPE_CHECKING:

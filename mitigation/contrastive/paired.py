@@ -19,13 +19,12 @@ from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
 from interp.families import PER_TOKEN
+from interp.generation import AnswerScores
 from interp.hooks.attention import is_intercepted
-from interp.margin import AnswerScores
 from interp.module_map import module_map_of
 from interp.output_head import float32_head
-from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor, contrast, cut
-from mitigation.contrastive.second_branch import check_inputs
-from mitigation.validation import check_alpha, check_beta
+from mitigation.contrastive.processors import UNEVEN, ContrastLogitsProcessor, check_inputs, contrast, cut
+from mitigation.method import check_alpha, check_beta
 
 # Left padding values of tensors by token, for halves whose prompts differ in length. Other processor outputs are by
 # picture, or (the Q-Former's text) not padded on the left.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interp.tensor_file import digest_of
-from mitigation.validation import check_choice, check_layer, check_number, check_seed, check_teaches
+from mitigation.method import check_choice, check_layer, check_number, check_seed, check_teaches
 
 if TYPE_CHECKING:
     from torch import Tensor

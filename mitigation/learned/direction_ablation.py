@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.tensor_file import check_model, write_tensors
 from mitigation.learned.activation_steering import says_yes
-from mitigation.method import TrainedFile
-from mitigation.validation import check_choice, check_layer, check_seed, check_teaches
+from mitigation.method import TrainedFile, check_choice, check_layer, check_seed, check_teaches
 
 if TYPE_CHECKING:
     from jaxtyping import Float

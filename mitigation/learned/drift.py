@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from interp.tensor_file import check_model, write_tensors
-from mitigation.method import TrainedFile, Work
+from mitigation.method import (
+    TrainedFile,
+    Work,
+    check_choice,
+    check_layer,
+    check_number,
+    check_pictured,
+    check_seed,
+    question_halves,
+)
 from mitigation.steps import Steps
-from mitigation.validation import check_choice, check_layer, check_number, check_pictured, check_seed, question_halves
 from mitigation.verbalise import DESCRIBES, Verbalise
 from mitigation.wrappers import unwrapped
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.tensor_file import check_model, write_tensors
-from mitigation.method import TrainedFile
-from mitigation.validation import check_layer, check_number, check_seed
+from mitigation.method import TrainedFile, check_layer, check_number, check_seed
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -23,8 +23,8 @@ from interp.device_copies import Copies
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.vlm import Prompt
+from mitigation.method import question_halves
 from mitigation.steps import Steps
-from mitigation.validation import question_halves
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

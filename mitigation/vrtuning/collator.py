@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from interp.generation import appended
-from interp.pictures import as_seen
+from interp.messages import as_seen
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.data import bounded, messages_of
 

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from PIL import Image
 
 from interp.errors import UserError
-from interp.messages import Message
-from interp.pictures import as_seen
+from interp.messages import Message, as_seen
 from interp.prompt import Prompt
 from interp.tensor_file import TrainingRows, prompt_hash
 

@@ -17,9 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.config import ModelConfig, find, weights_hash
 from interp.checkpoints.load import check_format, read_config, read_processor, resolve_device
-from interp.checkpoints.source import find, weights_hash
 from interp.errors import UserError
 from interp.generation import seeded
 from interp.module_map import ModuleMap, module_map_of

@@ -14,8 +14,8 @@ from rich.console import Console
 from experiments.metrics.results import evaluate
 from experiments.report.cases import Flip, flips
 from experiments.report.saved_run import SavedRun, read_run, thumbnail_name
+from experiments.report.tables import summary
 from experiments.report.terminal import render
-from experiments.report.text import summary
 from experiments.runs.store import read_object, write_json
 from experiments.types import Kind
 from tests.experiments.compose import lines

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 
 from experiments.config import CONF, build_run, options_of
-from experiments.config.options import defaults_of, with_defaults, written
+from experiments.config.run import defaults_of, with_defaults, written
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 

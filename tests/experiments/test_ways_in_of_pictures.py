@@ -18,9 +18,9 @@ from torch import Tensor
 
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import table
-from experiments.evaluation.case_batches import prompt_of, size_of
+from experiments.evaluation.cases import prompt_of, size_of
 from experiments.serving.pictures import Pictures, read_picture
-from interp.pictures import ORIENTATION
+from interp.messages import ORIENTATION
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.collator import Collator
 from mitigation.vrtuning.data import Row, from_rows

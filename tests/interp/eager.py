@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interp.trace import switched
+from interp.module_map import switched
 from interp.vlm import VLM
 
 

@@ -6,8 +6,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from interp.checkpoints import source as cache
-from interp.checkpoints.source import Record, content_hash
+from interp.checkpoints import config as cache
+from interp.checkpoints.config import Record, content_hash
 from interp.errors import UserError
 
 

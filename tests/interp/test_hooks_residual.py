@@ -12,7 +12,7 @@ from interp.hooks.residual import PLACES, LayerStates, edit_residual, last_layer
 from interp.segments import segment
 from interp.tools.knockout import knockout
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.second_branch import SecondBranch
+from mitigation.contrastive.processors import SecondBranch
 from tests.families import FAMILIES, Pieces, every_family, llava, paligemma2
 from tests.tiny import picture
 

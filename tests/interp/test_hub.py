@@ -16,8 +16,7 @@ import torch
 from huggingface_hub import HfApi
 from huggingface_hub.hf_api import ModelInfo
 
-from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.source import find
+from interp.checkpoints.config import ModelConfig, find
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt

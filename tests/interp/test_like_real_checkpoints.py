@@ -8,9 +8,8 @@ import torch
 
 from interp.attention.check import check_recorder
 from interp.batching import Lengths
-from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.config import ModelConfig, find
 from interp.checkpoints.load import read_processor
-from interp.checkpoints.source import find
 from interp.prompt import DATE
 from interp.segments import IMAGE, segment
 from interp.vlm import VLM, Prompt

@@ -8,9 +8,8 @@ import torch
 import transformers
 
 from interp.attention.record import record_attention
-from interp.checkpoints import memory
-from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.memory import GIB, check_room, free_memory, stored_numbers
+from interp.checkpoints import config
+from interp.checkpoints.config import GIB, ModelConfig, check_room, free_memory, stored_numbers
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
@@ -26,25 +25,25 @@ def test_the_headers_say_how_many_numbers_there_are(saved: Path, vlm: VLM) -> No
 
 
 def test_too_little_memory_names_the_model_and_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda _: 20 * GIB)
+    monkeypatch.setattr(config, "free_memory", lambda _: 20 * GIB)
     named = r"weights of big need 26.1 GiB in float32, .* 0.5 GiB more, and cpu has 20.0 GiB free; .*bfloat16, .*auto"
     with pytest.raises(UserError, match=named):
         check_room(ModelConfig("big", "a/b"), SEVEN, "float32", CPU, GIB // 2)
 
 
 def test_what_fits_or_is_not_known_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda _: 14 * GIB)
+    monkeypatch.setattr(config, "free_memory", lambda _: 14 * GIB)
     check_room(ModelConfig("big", "a/b"), SEVEN, "bfloat16", CPU)
     check_room(ModelConfig("unknown", "a/b"), None, "float32", CPU)
     with pytest.raises(UserError, match=r"stated need 32.0 GiB in float32"):
         check_room(ModelConfig("stated", "a/b", memory_gib=16.0), None, "float32", CPU)
-    monkeypatch.setattr(memory, "free_memory", lambda _: None)
+    monkeypatch.setattr(config, "free_memory", lambda _: None)
     check_room(ModelConfig("big", "a/b"), SEVEN, "float32", torch.device("mps"))
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_loading_asks_before_it_reads(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda _: 1000)
+    monkeypatch.setattr(config, "free_memory", lambda _: 1000)
     with pytest.raises(UserError, match=r"weights of tiny-saved need 0.0 GiB in float32, .* cpu has 0.0 GiB free"):
         load(str(saved), device="cpu")
 
@@ -57,10 +56,10 @@ def test_free_memory_stays_within_the_container(tmp_path: Path, monkeypatch: pyt
         "memory.stat": "anon 5\ninactive_file 300",
     }.items():
         (tmp_path / name).write_text(text)
-    assert memory._container(tmp_path) == [400]
+    assert config._container(tmp_path) == [400]
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._container(tmp_path) == []
-    monkeypatch.setattr(memory, "_container", lambda: [7])
+    assert config._container(tmp_path) == []
+    monkeypatch.setattr(config, "_container", lambda: [7])
     assert free_memory(CPU) == 7
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from interp.errors import UserError
-from interp.pictures import ORIENTATION, as_seen
+from interp.messages import ORIENTATION, as_seen
 from interp.prompt import Prompt
 
 GREY = ("1", "L", "LA", "La", "I", "F", "I;16")

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlavaForConditionalGeneration, LlavaProcessor
 
 from interp.checkpoints.load import ORGANISMS
-from interp.margin import margin_of
+from interp.generation import margin_of
 from interp.prompt import with_keywords
 from interp.selfcheck import prove
 from interp.vlm import VLM, Prompt

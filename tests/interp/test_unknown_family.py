@@ -14,14 +14,13 @@ from transformers import (
 
 from interp.errors import UserError
 from interp.generation import pixel_inputs
-from interp.module_map import module_map_of
+from interp.module_map import Block, module_map_of
 from interp.scaling import AfterHead, after_head
 from interp.selfcheck import prove
 from interp.tools.knockout import knockout_effect
 from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.tools.patching import patch
-from interp.trace import Block
 from interp.vlm import VLM, Prompt
 from mitigation.vcd import VCD
 from tests.family_parts import build as family

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from interp.errors import UserError
-from interp.margin import AnswerIds, answer_ids
+from interp.generation import AnswerIds, answer_ids
 from interp.vlm import VLM, Prompt, logit_difference
 from tests import families
 from tests.tiny import picture

@@ -21,7 +21,7 @@ from mitigation.contrastive.corruption import (
     diffuse_images,
     mixture,
 )
-from mitigation.validation import NOISE_KINDS
+from mitigation.method import NOISE_KINDS
 from tests.families import FAMILIES
 from tests.tiny import picture
 

@@ -14,7 +14,7 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.learned.drift import DriftCorrection, LearnedDrift
 from mitigation.learned.state_edits import Correction, ridge_map
-from mitigation.validation import question_halves
+from mitigation.method import question_halves
 from tests.planted import DIMENSIONS, Plan, _copy, coloured, direction, planted
 from tests.slow import first
 

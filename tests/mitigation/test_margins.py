@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWar
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.evaluation.cases import limited
-from experiments.evaluation.learning import examples
+from experiments.evaluation.fitting import examples
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import (

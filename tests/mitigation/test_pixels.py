@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.corruption import case_generator, diffuse, diffuse_images
-from mitigation.contrastive.pixels import pictures_of
+from mitigation.contrastive.corruption import case_generator, diffuse, diffuse_images, pictures_of
 from tests.families import FAMILIES, Pieces, every_family
 from tests.tiny import picture
 

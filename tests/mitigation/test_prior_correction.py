@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from interp.margin import AnswerIds
+from interp.generation import AnswerIds
 from interp.vlm import VLM, Prompt
 from mitigation.branches import BranchLogits
-from mitigation.method import Baseline
+from mitigation.method import PRIORS, Baseline
 from mitigation.prior_correction import WORTH, PriorCorrection, prior_inputs, prior_margins, prior_share
-from mitigation.validation import PRIORS
 from mitigation.vcd import VCD
 from mitigation.wrappers import Shifted
 from tests.mitigation.slow_rule import decided, slow_rule

@@ -17,7 +17,7 @@ import mitigation
 from interp.errors import UserError
 from interp.vlm import Prompt
 from mitigation.contrastive.corruption import blind_inputs, diffuse_images
-from mitigation.contrastive.second_branch import SecondBranch
+from mitigation.contrastive.processors import SecondBranch
 from mitigation.forced import log_probabilities
 from mitigation.learned.state_edits import projected
 from mitigation.vrtuning.data import Row, check_dataset, from_rows, refuse_record

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrastive.second_branch import SecondBranch
+from mitigation.contrastive.processors import SecondBranch
 from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import case
 from tests.tiny import picture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from interp.pictures import pixels
+from interp.messages import pixels
 from interp.prefill_cache import PrefillCache
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline

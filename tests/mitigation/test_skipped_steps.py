@@ -10,8 +10,7 @@ from torch import Tensor
 
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.processors import RuleLogitsProcessor, contrast
-from mitigation.contrastive.second_branch import SecondBranch
+from mitigation.contrastive.processors import RuleLogitsProcessor, SecondBranch, contrast
 from mitigation.vcd import VCD
 from tests.mitigation.conftest import contrasting, generate
 from tests.mitigation.family_laws import SHARP, TEXTS

@@ -12,8 +12,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.contrastive.corruption import corrupt_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
-from mitigation.method import Baseline
-from mitigation.validation import BRANCHES
+from mitigation.method import BRANCHES, Baseline
 from mitigation.vcd import SHORT, VCD, in_two_branches
 from mitigation.wrappers import Sampled
 from tests.tiny import picture

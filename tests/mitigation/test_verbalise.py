@@ -8,7 +8,7 @@ import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.sentences import question
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.cases import prompt_of
 from interp.attention.record import record_attention
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt

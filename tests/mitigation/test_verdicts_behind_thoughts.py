@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.margin import verdict_position
+from interp.generation import verdict_position
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline, check_answers

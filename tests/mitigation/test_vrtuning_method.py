@@ -17,8 +17,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
+from interp.generation import verdict_position
 from interp.loading import load
-from interp.margin import verdict_position
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt

@@ -7,9 +7,8 @@ networks a task.
 import random
 from collections.abc import Iterator
 
-from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, parse_things
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import RISKY, question
+from experiments.benchmarks.iconworld.sentences import CATEGORY_OF, RISKY, parse_things, question
 from experiments.types import Sample
 from interp.messages import Message
 

@@ -8,10 +8,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from experiments.benchmarks.iconworld.cases import Split
-from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, Thing, caption
+from experiments.benchmarks.iconworld.benchmark import Split
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
+from experiments.benchmarks.iconworld.sentences import BENIGN, CATEGORY_OF, CONCEPTS, RISKY, Thing, caption
 
 CAPTION = "What is in the image?"
 SIGN = "Is there a prohibition sign in the image?"

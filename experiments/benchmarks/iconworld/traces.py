@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from experiments.benchmarks.iconworld.cases import Pair, balanced_pairs, held_out
-from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing, definite
+from experiments.benchmarks.iconworld.benchmark import Pair, balanced_pairs, held_out
 from experiments.benchmarks.iconworld.perception import KINDS, ask, caption
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, Template, question
+from experiments.benchmarks.iconworld.sentences import BENIGN, CONCEPTS, RISKY, Template, Thing, definite, question
 from interp.errors import UserError
 
 CONTENTS = ("reasoning", "no_reasoning")

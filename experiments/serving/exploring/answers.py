@@ -13,7 +13,7 @@ import torch
 import interp
 from experiments.benchmarks.iconworld.sentences import question
 from experiments.evaluation.attention_log import at_verdicts, packed
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.cases import prompt_of
 from experiments.serving.exploring.arms import Cases, chosen
 from experiments.serving.exploring.experiment import Change, Experiment
 from experiments.serving.pictures import Pictures, as_url
@@ -21,7 +21,7 @@ from experiments.serving.worker import check_length
 from interp.errors import UserError
 from interp.prompt import Prompt
 from mitigation.attention_edit import steer_attention
-from mitigation.contrastive.pixels import pictures_of
+from mitigation.contrastive.corruption import pictures_of
 from mitigation.method import Baseline, abilities
 from mitigation.prior_correction import PriorCorrection, prior_inputs
 from mitigation.vcd import VCD, in_two_branches

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from experiments.benchmarks.iconworld.concepts import CONCEPTS
+from experiments.benchmarks.iconworld.sentences import CONCEPTS
 from experiments.report.figures import css
 from experiments.serving.exploring.arms import Cases, settings_of
 from experiments.serving.exploring.experiment import Experiment, read_experiment

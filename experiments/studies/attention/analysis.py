@@ -22,9 +22,9 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.looking_inside import yes_or_no
 from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.metrics.case_groups import are_pair
-from experiments.metrics.claims import RULES
-from experiments.report.text import lines
-from experiments.runs.analyses import guarded
+from experiments.metrics.estimates import RULES
+from experiments.report.sections import guarded
+from experiments.report.tables import lines
 from experiments.runs.results_table import write_results
 from experiments.runs.store import write_json
 from experiments.studies.attention.cases import AttendedCase, case_table, draw_case, record_answers, words_of
@@ -59,7 +59,7 @@ def analyse_failures(
 ) -> dict[str, Any]:
     """Write ``attention.json``, the table and the figures into ``out_dir``, and return the contents of the first.
 
-    If figures fail, the rest stays (``experiments.runs.analyses``). ``vlm.batches`` forms the batches.
+    If figures fail, the rest stays (``experiments.report.sections``). ``vlm.batches`` forms the batches.
 
     Args:
         vlm: the model.

@@ -15,16 +15,14 @@ from experiments.benchmarks.iconworld.sentences import question
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.case_batches import batches
-from experiments.evaluation.cases import load_cases
+from experiments.evaluation.cases import batches, load_cases
 from experiments.evaluation.environment import describe
 from experiments.evaluation.looking_inside import followed, yes_or_no
 from experiments.judges.yes_no import anchored
 from experiments.report.figures import check_format
-from experiments.report.tables import fixed, say
-from experiments.report.text import lines
+from experiments.report.sections import Analysis
+from experiments.report.tables import fixed, lines, say
 from experiments.runs.record_fields import timestamp
 from experiments.runs.store import open_run
 from experiments.studies.attention.analysis import intervention_margins, self_test

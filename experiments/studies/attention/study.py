@@ -8,13 +8,12 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.cases import load_cases
-from experiments.evaluation.controls import BASELINE
+from experiments.evaluation.fitting import BASELINE
 from experiments.evaluation.refusal_margins import margins_of
 from experiments.evaluation.validated_run import ValidatedRun
 from experiments.report.build import build
-from experiments.runs import analyses
+from experiments.report.sections import Analysis, mark_finished, perform
 from experiments.runs.record_fields import read_records
 from experiments.runs.store import PREDICTIONS, read_object, reopened
 from experiments.studies.attention.analysis import FIGURES, LIMIT
@@ -90,7 +89,7 @@ class FailureAnalysis:
             work.margins = margins_of(work)
             complete = perform(work, [self.analysis])
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
-            analyses.mark_finished(folder)
+            mark_finished(folder)
         if not complete:
             raise UserError(
                 f"run={folder}: a part of the analysis failed; the sentences above and in the report say why; correct "

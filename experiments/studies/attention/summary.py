@@ -19,9 +19,8 @@ from jaxtyping import Float
 
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.claims import SMALL
 from experiments.metrics.compare import difference, simultaneous
-from experiments.metrics.estimates import CONCEPT, TEMPLATE, Resamples, factors
+from experiments.metrics.estimates import CONCEPT, SMALL, TEMPLATE, Resamples, factors
 from experiments.report.tables import unit
 from experiments.runs.results_table import Row, row
 from experiments.studies.attention.cases import SHARE, WITH_SINK

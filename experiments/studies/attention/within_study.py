@@ -6,8 +6,8 @@ torch nor transformers.
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.controls import only_shifts
+from experiments.evaluation.fitting import only_shifts
+from experiments.report.sections import Analysis
 from experiments.runs.responses import Responses
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def of_failures(*, detail: bool = False, **options: Any) -> Analysis:
 
     def work(study: "Study") -> list[str]:
         from experiments.evaluation.looking_inside import followed
-        from experiments.report.text import lines
+        from experiments.report.tables import lines
         from experiments.studies.attention.analysis import analyse_failures
 
         run, folder = study.run, study.store.path

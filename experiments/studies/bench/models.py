@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from interp.checkpoints.config import ORGANISM
-from interp.checkpoints.source import ORGANISMS
+from interp.checkpoints.config import ORGANISM, ORGANISMS
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:

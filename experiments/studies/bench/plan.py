@@ -15,21 +15,27 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation import controls
-from experiments.evaluation.case_batches import outlines
-from experiments.evaluation.cases import development_cases, limited, load_cases
+from experiments.evaluation import fitting
+from experiments.evaluation.cases import development_cases, limited, load_cases, outlines
 from experiments.evaluation.validated_run import excluded_arms
-from experiments.runs import provenance
+from experiments.runs import record_fields
 from experiments.runs.responses import Responses
 from experiments.runs.store import open_run
 from experiments.studies.bench.harness import table
 from experiments.studies.bench.models import built, configured, shipped, stand_in
 from experiments.types import Sample
 from interp.batching import Lengths
-from interp.checkpoints.config import ORGANISM, ModelConfig
+from interp.checkpoints.config import (
+    GIB,
+    ORGANISM,
+    ModelConfig,
+    Source,
+    find,
+    free_memory,
+    row_bytes,
+    token_cache_bytes,
+)
 from interp.checkpoints.load import dtype_on, read_config, read_processor, resolve_device, set_bounds
-from interp.checkpoints.memory import GIB, free_memory, row_bytes, token_cache_bytes
-from interp.checkpoints.source import Source, find
 from interp.errors import UserError
 from interp.prompt import Prompt
 from mitigation.method import abilities
@@ -90,7 +96,7 @@ class Plan:
                 plan = estimated(run, every, self.card(run))
             console.print(table(f"{run.model.name} on {plan['room']}", plan["arms"]))
             console.print(*plan["sentences"], sep="\n", highlight=False, markup=False)
-            store.write_json("plan.json", {"command": provenance.command(), "model": run.model.name, **plan})
+            store.write_json("plan.json", {"command": record_fields.command(), "model": run.model.name, **plan})
             store.finish()
             console.print(f"plan: {store.path / 'plan.json'}", highlight=False, soft_wrap=True)
 
@@ -109,9 +115,9 @@ def cases_by_arm(run: Run, every: Sequence[Sample]) -> dict[str, int]:
         UserError: as ``development_cases`` does, or an arm has nothing to be fitted to.
     """
     counts = dict.fromkeys(run.arms, len(limited(every, run.limit)))
-    fitted = [method for method in run.arms.values() if controls.is_fitted(method)]
+    fitted = [method for method in run.arms.values() if fitting.is_fitted(method)]
     if fitted and (development := development_cases(run, every)) is not None:
-        for arm in {name for method in fitted for name in controls.arms_needed(method, run.arm, run.arms)}:
+        for arm in {name for method in fitted for name in fitting.arms_needed(method, run.arm, run.arms)}:
             counts[arm] += len(limited(development.samples, run.limit))
     return counts
 
@@ -148,18 +154,22 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     absent, rows = excluded_arms(run), []
     arms = {
         name: method for name, method in run.arms.items()
-        if name not in absent and not isinstance(method, Responses) and not controls.only_shifts(method)
+        if name not in absent and not isinstance(method, Responses) and not fitting.only_shifts(method)
     }  # fmt: skip
     counts, batch, longest = cases_by_arm(run, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
-        work, count, (fitting, peak) = abilities(method).work, counts[arm], fit(method, batch, vlm, usable, new_tokens)
+        work, count, (batch_rows, peak) = (
+            abilities(method).work,
+            counts[arm],
+            fit(method, batch, vlm, usable, new_tokens),
+        )
         prompts, tokens = count * work.prompts, count * (new_tokens + work.step_tokens)
         row = {"arm": arm, "prompts": prompts, "tokens": tokens, "peak GiB": peak / GIB}
-        row |= {"rows that fit": fitting, "of": fit(method, batch, vlm, 2**60, new_tokens)[0]}
-        reading, step = seconds_of(vlm, batch, max(1, fitting), flops / 2, moved * 0.7)
+        row |= {"rows that fit": batch_rows, "of": fit(method, batch, vlm, 2**60, new_tokens)[0]}
+        reading, step = seconds_of(vlm, batch, max(1, batch_rows), flops / 2, moved * 0.7)
         # The first token of an answer comes with its prompt.
         seconds = prompts * reading + count * (work.branches * (new_tokens - 1) + work.step_tokens) * step
-        rows.append(row | {"minutes": seconds / max(1, fitting) / 60 if on_gpu else None})
+        rows.append(row | {"minutes": seconds / max(1, batch_rows) / 60 if on_gpu else None})
     weights, kind = weight_bytes(vlm), str(vlm.dtype).removeprefix("torch.")
     millions = sum(weight.numel() for weight in vlm.model.parameters()) / 1e6
     sentences = [

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import RATIO_DRAWS, ratios, unit_sums
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED, claim_of
+from experiments.metrics.estimates import HIGHER, INCONCLUSIVE, LOWER, NOT_TESTED, claim_of
 from experiments.runs.results_table import Row, row
 from experiments.studies.localise.cases import TERMS, Cases, PromptPairs
 from interp.errors import UserError

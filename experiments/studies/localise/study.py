@@ -14,14 +14,12 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
-from experiments.metrics.claims import NOT_TESTED
+from experiments.metrics.estimates import NOT_TESTED
 from experiments.report.figures import Guide, Mark, points
-from experiments.report.sections import Section, SectionFigure
-from experiments.report.tables import pivot, unit
-from experiments.report.text import lines
+from experiments.report.sections import Analysis, Section, SectionFigure
+from experiments.report.tables import lines, pivot, unit
 from experiments.runs.results_table import Results, Row
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, Cases, split
 from experiments.studies.questions import check_first_token, check_margins, check_sizes

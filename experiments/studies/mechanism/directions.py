@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics.claims import SMALL
-from experiments.metrics.estimates import Resamples, rate_floor
+from experiments.metrics.estimates import SMALL, Resamples, rate_floor
 from experiments.runs.results_table import Row, group_of, row
 from experiments.studies.mechanism.cases import ARM, AnsweredCases
 from interp.errors import UserError

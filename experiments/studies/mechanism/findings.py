@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, side
+from experiments.metrics.estimates import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, side
 from experiments.runs.results_table import Results, Row, group_of
 from experiments.studies.mechanism.cases import ARM
 from experiments.studies.mechanism.interventions import ARRIVED, PICTURE, PRIOR, SENTENCE, arrives_at, effect_at

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.bootstrap import percentile_interval
+from experiments.metrics.bootstrap import mcnemar, percentile_interval, wilson
 from experiments.metrics.estimates import Resamples, first_lasting
-from experiments.metrics.statistical_tests import mcnemar, wilson
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.studies.mechanism.cases import ARM, AnsweredCases, Selection
 from interp.hooks.residual import place_name

@@ -19,8 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.claims import HIGHER, TOO_FEW, side
-from experiments.metrics.estimates import Entry, Resamples, first_lasting, shown_often
+from experiments.metrics.estimates import HIGHER, TOO_FEW, Entry, Resamples, first_lasting, shown_often, side
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.studies.mechanism.cases import ARM, AnsweredCases
 from experiments.types import SCORED_SUBSETS

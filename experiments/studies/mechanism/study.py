@@ -11,16 +11,15 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
-from experiments.report.sections import Section
-from experiments.report.text import lines
+from experiments.report.sections import Analysis, Section
+from experiments.report.tables import lines
 from experiments.runs.launch import Launch
 from experiments.runs.results_table import Results, Row
 from experiments.studies.questions import Questions, check_first_token, check_margins, check_sizes
 from interp.errors import UserError
-from mitigation.validation import check_prior
+from mitigation.method import check_prior
 
 NAME = "mechanism"
 

@@ -16,16 +16,15 @@ import numpy as np
 from rich.console import Console, RenderableType
 
 from experiments.config import Run
-from experiments.evaluation import learning, study
-from experiments.evaluation.analyses import Analysis
+from experiments.evaluation import fitting, study
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import DEVELOPMENT
 from experiments.evaluation.cases import limited
-from experiments.evaluation.controls import sample_as_yes_no
-from experiments.evaluation.learning import FOLDS, fold_of
+from experiments.evaluation.fitting import FOLDS, fold_of, sample_as_yes_no
 from experiments.evaluation.refusal_margins import RefusalMargins
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.results import ALL
+from experiments.report.sections import Analysis
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.store import RunStore
 from experiments.studies.mitigation_selection.candidates import (
@@ -180,7 +179,7 @@ class _Choosing:
         if run.benchmark.kind == "refusal":
             self._follow_refusals(run)
         # Every candidate that learns reads the same states, in each fold again.
-        self.states = StateMemory(vlm, lambda: learning.examples(self.samples)[0])
+        self.states = StateMemory(vlm, lambda: fitting.examples(self.samples)[0])
 
     def _follow_refusals(self, run: Run) -> None:
         """Learn refusal openings from the baseline's answers in words to the development cases.
@@ -293,7 +292,7 @@ class _Choosing:
             self.vlm.metric = self.metric
             try:
                 with self.answering.batching(f"{name}, learning"), self.states.open():
-                    self._ready[name, fold] = learning.learned(self.store, name, method, self.vlm, samples, fold)
+                    self._ready[name, fold] = fitting.learned(self.store, name, method, self.vlm, samples, fold)
             finally:
                 self.vlm.metric = None
         return self._ready[name, fold]

@@ -17,8 +17,7 @@ from experiments.metrics.results import ALL, Family
 from experiments.report.figures import Guide, safety
 from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.tables import by_arm, fixed, in_terminal
-from experiments.report.text import lines
+from experiments.report.tables import by_arm, fixed, in_terminal, lines
 from experiments.runs.results_table import OF_A_STUDY, Results, Row, write_results
 from experiments.runs.store import read_object
 from experiments.studies.mitigation_selection.candidates import setting_name

@@ -12,8 +12,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, LlavaForConditionalGeneration
 
+from interp.checkpoints.config import ADAPTER, EYES, SMOLLM2
 from interp.checkpoints.load import no_progress_bar
-from interp.checkpoints.source import ADAPTER, EYES, SMOLLM2
 from interp.errors import UserError
 from interp.module_map import module_map_of
 

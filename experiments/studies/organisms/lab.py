@@ -19,9 +19,8 @@ from rich.progress import track
 from torch import Tensor, nn
 from transformers import get_cosine_schedule_with_warmup
 
-from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import RISKY
+from experiments.benchmarks.iconworld.sentences import RISKY, Thing
 from experiments.config import Run
 from experiments.runs.store import open_run
 from interp.errors import UserError

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoProcessor, LlavaForConditionalGeneration
 
-from experiments.benchmarks.iconworld.cases import balanced_pairs, held_out
-from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
+from experiments.benchmarks.iconworld.benchmark import balanced_pairs, held_out
 from experiments.benchmarks.iconworld.perception import KINDS, ask
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, Template, question
+from experiments.benchmarks.iconworld.sentences import BENIGN, CONCEPTS, Template, Thing, question
 from experiments.studies.organisms.lab import Example, Laboratory, answer_loss, learn, picture_seeds
-from interp.checkpoints.source import ORGANISMS
+from interp.checkpoints.config import ORGANISMS
 from interp.vlm import VLM
 from mitigation.prompting import CONTEXT_PROMPT, SAFETY_SYSTEM_PROMPT
 

@@ -20,9 +20,9 @@ from peft import get_peft_model
 from torch import nn
 from transformers import AutoProcessor
 
-from experiments.benchmarks.iconworld.concepts import CATEGORY_OF as ICON_CATEGORY_OF
-from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing, definite, indefinite, under_sign
 from experiments.benchmarks.iconworld.perception import ask
+from experiments.benchmarks.iconworld.sentences import CATEGORY_OF as ICON_CATEGORY_OF
+from experiments.benchmarks.iconworld.sentences import CONCEPTS, Thing, definite, indefinite, under_sign
 from experiments.studies.organisms.architecture import unadapted
 from experiments.studies.organisms.lab import (
     HELD_OUT_CONCEPTS,
@@ -33,7 +33,7 @@ from experiments.studies.organisms.lab import (
     learn,
     picture_seeds,
 )
-from interp.checkpoints.source import ORGANISMS, base_folder
+from interp.checkpoints.config import ORGANISMS, base_folder
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.settings import Settings

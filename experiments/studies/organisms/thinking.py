@@ -21,11 +21,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoProcessor
 
-from experiments.benchmarks.iconworld.concepts import caption
-from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
+from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, caption
 from experiments.benchmarks.iconworld.traces import PERCEPTION, SAFE, UNSAFE, Trace, Traces
 from experiments.studies.organisms.lab import Laboratory
-from interp.checkpoints.source import ORGANISMS, ROWS
+from interp.checkpoints.config import ORGANISMS, ROWS
 from interp.loading import load
 from interp.thoughts import MARKS
 from interp.vlm import VLM

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.case_groups import all_pairs
-from experiments.metrics.claims import HIGHER, NO_DIFFERENCE, TOO_FEW, side
-from experiments.metrics.estimates import Resamples
+from experiments.metrics.estimates import HIGHER, NO_DIFFERENCE, TOO_FEW, Resamples, side
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.studies.reasoning.thoughts import Thought
 

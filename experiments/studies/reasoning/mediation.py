@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from experiments.metrics.case_groups import thing_in
-from experiments.metrics.claims import HIGHER, LOWER, TOO_FEW
-from experiments.metrics.estimates import Resamples
+from experiments.metrics.estimates import HIGHER, LOWER, TOO_FEW, Resamples
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.studies.reasoning.decision_curve import ARM
 from experiments.studies.reasoning.thoughts import Thought, margins_behind

@@ -15,16 +15,14 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.cases import limited
 from experiments.evaluation.looking_inside import MOST_DRAWS, Followed, Presented, followed, look_inside
 from experiments.metrics.case_groups import Shared, drawn_pairs
 from experiments.metrics.estimates import Resamples
 from experiments.report.figures import SCREEN, Line, Mark, lines_by_layer, points
-from experiments.report.sections import Section, SectionFigure
-from experiments.report.tables import fixed, percent, pivot, unit
-from experiments.report.text import lines
+from experiments.report.sections import Analysis, Section, SectionFigure
+from experiments.report.tables import fixed, lines, percent, pivot, unit
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.runs.store import read_object
 from experiments.studies.questions import Questions, check_margins, check_sizes

@@ -18,13 +18,11 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.traces import QUESTION, named
 from experiments.config import Run, digest
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.scoring import evaluate
 from experiments.evaluation.validated_run import validate
 from experiments.report.arms import contrasts, differences, glance, levels
-from experiments.report.sections import Section, write_section
-from experiments.report.tables import in_terminal
-from experiments.report.text import headline, lines
+from experiments.report.sections import Analysis, Section, write_section
+from experiments.report.tables import headline, in_terminal, lines
 from experiments.runs.launch import sharded
 from experiments.runs.record_fields import current
 from experiments.runs.results_table import OF_A_STUDY, write_results
@@ -32,8 +30,8 @@ from experiments.runs.store import read_object
 from experiments.studies.vrtuning.safety_rows import Source, check_rows, check_untrained
 from experiments.studies.vrtuning.study import VRTuningStudy, check_adapters
 from experiments.types import Loaded, Sample
+from interp.checkpoints.config import find
 from interp.checkpoints.load import read_processor
-from interp.checkpoints.source import find
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt, SafetyPrompt

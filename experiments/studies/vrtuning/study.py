@@ -22,14 +22,12 @@ from experiments.benchmarks.iconworld.perception import KINDS, perception_questi
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study
 from experiments.evaluation.validated_run import ValidatedRun, validate
-from experiments.metrics.statistical_tests import wilson
+from experiments.metrics.bootstrap import wilson
 from experiments.report.arms import arms_of
-from experiments.report.sections import Section, write_section
-from experiments.report.tables import in_terminal, table
-from experiments.report.text import lines
+from experiments.report.sections import Analysis, Section, write_section
+from experiments.report.tables import in_terminal, lines, table
 from experiments.runs.launch import sharded
 from experiments.runs.results_table import Results, Row, read_results, row, write_results
 from experiments.runs.store import RunStore, read_object

@@ -14,7 +14,7 @@ from experiments.benchmarks.images import one_picture, open_pictures
 from experiments.benchmarks.published_benchmark import SIDES
 from experiments.benchmarks.published_sets import GIVEN, MIS, MTMCS
 from experiments.benchmarks.table import table
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.cases import prompt_of
 from interp.errors import UserError
 from tests.tiny import picture
 

@@ -10,10 +10,9 @@ import pytest
 
 from experiments.benchmarks.checks import manifest
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.cases import held_out
-from experiments.benchmarks.iconworld.concepts import Thing
+from experiments.benchmarks.iconworld.benchmark import held_out
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY
+from experiments.benchmarks.iconworld.sentences import BENIGN, FRAMES, NEW, PREFIX, RISKY, Thing
 from experiments.studies.organisms import smol
 from experiments.types import SCORED_SUBSETS, Sample
 

@@ -7,7 +7,7 @@ import pytest
 from experiments.benchmarks.checks import manifest
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.metrics.results import evaluate
-from experiments.report.text import summary
+from experiments.report.tables import summary
 from experiments.types import Sample
 from tests.experiments.benchmarks.test_iconworld import SPLITS
 from tests.experiments.refused import frame

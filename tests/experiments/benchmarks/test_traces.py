@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.cases import held_out
-from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
+from experiments.benchmarks.iconworld.benchmark import held_out
 from experiments.benchmarks.iconworld.perception import KINDS, ask, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
+from experiments.benchmarks.iconworld.sentences import BENIGN, CONCEPTS, RISKY, Thing
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces
 from experiments.judges.yes_no import anchored
 

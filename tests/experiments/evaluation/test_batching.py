@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from experiments.benchmarks.images import BadImage
-from experiments.evaluation.case_batches import form, prefetch_images
+from experiments.evaluation.cases import form, prefetch_images
 from experiments.types import Sample
 from interp.batching import BatchRule
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.evaluation.controls import computed, fitted, recomputed
+from experiments.evaluation.fitting import computed, fitted, recomputed
 from interp.errors import UserError
 from mitigation.controls import YesBias
 from mitigation.threshold import CalibratedShift, ConstantShift

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from experiments.config import Run
-from experiments.runs import analyses
+from experiments.report.sections import YET, missing_analyses
 from experiments.runs.results_table import read_results
 from experiments.runs.store import read_object
 from tests.experiments.compose import ran, run_of
@@ -77,7 +77,7 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_sam
     assert ended.returncode == -9
     folder = only(tmp_path)
     assert "vcd" in ended.stdout  # the table of the arms was printed
-    assert [sentence.partition(" yet")[0] for sentence in analyses.missing(folder)] == [
+    assert [sentence.partition(" yet")[0] for sentence in missing_analyses(folder)] == [
         "attention was not analysed", "the attention of single cases was not recorded",
     ]  # fmt: skip
     assert not (folder / "report.html").exists()  # task=report builds it, if anybody asks
@@ -86,7 +86,7 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_sam
 
     ran(study_of(saved, tmp_path, "task=attention", f"run={folder}"))  # looks at failures only: cases stay missing
     assert (folder / "attention.json").exists()
-    assert analyses.missing(folder) == [f"the attention of single cases was not recorded {analyses.YET}"]
+    assert missing_analyses(folder) == [f"the attention of single cases was not recorded {YET}"]
     assert not is_finished(folder)
 
     ran(study_of(saved, tmp_path))

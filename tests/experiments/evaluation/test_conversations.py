@@ -8,9 +8,8 @@ from typing import Any
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.published_sets import MTMCS
-from experiments.evaluation.case_batches import outlines, prompt_of
-from experiments.evaluation.conversations import judged_turns, noted, rolled_out, transcript, with_answers
-from experiments.evaluation.judging import item_of
+from experiments.evaluation.cases import judged_turns, noted, outlines, prompt_of, rolled_out, transcript, with_answers
+from experiments.evaluation.scoring import item_of
 from experiments.serving.chat import Server
 from experiments.serving.requests import Question
 from experiments.types import Judgement, Sample, Verdict

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.learning import examples, learned
+from experiments.evaluation.fitting import examples, learned
 from experiments.runs.store import open_run
 from interp.errors import UserError
 from interp.tensor_file import read_tensors

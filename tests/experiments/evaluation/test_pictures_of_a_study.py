@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from experiments.evaluation import study
-from experiments.evaluation.learning import examples
+from experiments.evaluation.fitting import examples
 from interp.vlm import VLM
 from tests import families
 from tests.experiments.compose import lines, only_run, run_of

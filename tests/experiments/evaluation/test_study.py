@@ -9,8 +9,7 @@ import pytest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation.cases import limited
-from experiments.evaluation.controls import fitted
-from experiments.evaluation.learning import fold_of
+from experiments.evaluation.fitting import fitted, fold_of
 from experiments.runs.results_table import read_results
 from experiments.runs.store import open_run
 from mitigation.controls import YesBias

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.evaluation.judging import judge_batch
+from experiments.evaluation.scoring import judge_batch
 from experiments.evaluation.study import check_budget
 from experiments.report.saved_run import read_run
 from experiments.types import Item, Judgement, Verdict

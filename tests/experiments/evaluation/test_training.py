@@ -17,7 +17,7 @@ from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.cases import limited
-from experiments.evaluation.learning import FOLDS, learned, learning_folds
+from experiments.evaluation.fitting import FOLDS, learned, learning_folds
 from experiments.evaluation.validated_run import check_learning
 from experiments.runs.store import RunStore, open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample

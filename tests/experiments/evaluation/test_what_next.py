@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.next_commands import program
+from experiments.report.terminal import program
 from tests.conftest import REPOSITORY
 
 

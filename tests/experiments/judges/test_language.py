@@ -2,11 +2,10 @@
 
 import pytest
 
-from experiments.evaluation.judging import item_of
-from experiments.evaluation.scoring import evaluate
-from experiments.judges.language import language_of, says_no_picture
+from experiments.evaluation.scoring import evaluate, item_of
 from experiments.judges.refusal_classifier import RefusalClassifier
-from experiments.metrics.claims import NOT_TESTED
+from experiments.judges.refusal_phrases import language_of, says_no_picture
+from experiments.metrics.estimates import NOT_TESTED
 from experiments.metrics.judge_error import CORRECTED
 from experiments.types import Sample
 from tests.experiments import refused

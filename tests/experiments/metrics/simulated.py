@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import ndtri
 
-from experiments.metrics.claims import HIGHER, LOWER
+from experiments.metrics.bootstrap import wilson
+from experiments.metrics.estimates import HIGHER, LOWER
 from experiments.metrics.outcomes import Cases, Outcomes
 from experiments.metrics.quantities import Arms, Key
 from experiments.metrics.results import SAFETY_MARGIN, TESTED, Family
-from experiments.metrics.statistical_tests import wilson
 from experiments.runs.results_table import Results
 
 HEAVY = 3  # degrees of freedom of every effect

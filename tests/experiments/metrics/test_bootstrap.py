@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics import bootstrap
-from experiments.metrics import statistical_tests as tests
+from experiments.metrics import bootstrap as tests
 from experiments.metrics.bootstrap import ClusterBootstrap, Clusters, roc_readings
 from experiments.metrics.estimates import StandardError
 

@@ -19,7 +19,7 @@ from experiments.metrics.case_groups import (
     sentence_codes,
     twins,
 )
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE
+from experiments.metrics.estimates import HIGHER, INCONCLUSIVE
 from experiments.metrics.results import Evaluation, evaluate
 from experiments.types import Sample
 from tests.experiments.synthetic_predictions import from_margins, world

@@ -6,19 +6,23 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from experiments.metrics.claims import (
+from experiments.metrics.compare import Difference, difference, one_family, power, simultaneous
+from experiments.metrics.estimates import (
     HIGHER,
     INCONCLUSIVE,
     LOWER,
     NO_DIFFERENCE,
     SMALL,
     TOO_FEW,
+    StandardError,
     claim_of,
     is_small,
+    rate_floor,
+    share_interval,
     side,
+    two_way,
+    widest,
 )
-from experiments.metrics.compare import Difference, difference, one_family, power, simultaneous
-from experiments.metrics.estimates import StandardError, rate_floor, share_interval, two_way, widest
 
 NONE = np.zeros(0)
 

@@ -6,11 +6,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments.metrics.claims import CLAIMS, HIGHER, INCONCLUSIVE, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
-from experiments.metrics.estimates import student_quantile
+from experiments.metrics.bootstrap import mcnemar
+from experiments.metrics.estimates import (
+    CLAIMS,
+    HIGHER,
+    INCONCLUSIVE,
+    NO_DIFFERENCE,
+    NOT_TESTED,
+    TOO_FEW,
+    student_quantile,
+)
 from experiments.metrics.quantities import AT_POINT, AUROC, Arms
 from experiments.metrics.results import TESTED
-from experiments.metrics.statistical_tests import mcnemar
 from experiments.runs.results_table import Results, Row
 from tests.experiments.metrics.simulated import changed, claims
 from tests.experiments.metrics.test_recomputed import levels_of_verdicts

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.metrics.bootstrap import CONFIDENCE
-from experiments.metrics.claims import HIGHER
 from experiments.metrics.compare import Difference, difference, simultaneous
-from experiments.metrics.estimates import CLUSTER, CONCEPT, TEMPLATE, Resamples, rate_floor
+from experiments.metrics.estimates import CLUSTER, CONCEPT, HIGHER, TEMPLATE, Resamples, rate_floor
 from tests.experiments.metrics.simulated import Design
 
 EACH, THINGS = 14, 40  # safe cases of a sentence; things that 24 sentences are asked of

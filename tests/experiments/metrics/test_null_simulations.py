@@ -20,9 +20,9 @@ from scipy.special import ndtr
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.benchmark import IconWorldRequests
-from experiments.metrics.claims import HIGHER, LOWER
+from experiments.metrics.bootstrap import wilson
 from experiments.metrics.compare import compare, difference, gaps
-from experiments.metrics.estimates import Resamples
+from experiments.metrics.estimates import HIGHER, LOWER, Resamples
 from experiments.metrics.outcomes import Cases, Outcomes, align
 from experiments.metrics.quantities import (
     AT_POINT,
@@ -35,7 +35,6 @@ from experiments.metrics.quantities import (
     WITHIN,
     Arms,
 )
-from experiments.metrics.statistical_tests import wilson
 from experiments.studies.attention.summary import FAILURES, SUCCESSES, contrasts
 from experiments.types import Kind
 from tests.experiments.metrics.simulated import Design, arms_of, changed, compared

@@ -6,7 +6,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from experiments.metrics import quantities as q
-from experiments.metrics.claims import HIGHER
+from experiments.metrics.estimates import HIGHER
 from experiments.metrics.results import OF_SCORES, Evaluation, evaluate
 from tests.experiments import refused
 

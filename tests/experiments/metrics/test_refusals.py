@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.claims import TOO_FEW
-from experiments.metrics.estimates import StandardError, share_interval
+from experiments.metrics.estimates import TOO_FEW, StandardError, share_interval
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError

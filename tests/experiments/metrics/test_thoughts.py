@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.metrics.thoughts import thoughts_by_arm, tokens_until
+from experiments.evaluation.scoring import thoughts_by_arm, tokens_until
 
 
 def test_without_cuts_it_is_the_share_that_ended() -> None:

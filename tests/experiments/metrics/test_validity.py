@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from experiments.metrics.claims import CLAIMS, HIGHER, LOWER, TOO_FEW
-from experiments.metrics.estimates import level_interval
+from experiments.metrics.bootstrap import wilson
+from experiments.metrics.estimates import CLAIMS, HIGHER, LOWER, TOO_FEW, level_interval
 from experiments.metrics.quantities import ANSWERED, AT_POINT, AUROC, BALANCED, CAUGHT, WITHIN, Arms
-from experiments.metrics.statistical_tests import wilson
 from tests.experiments.metrics.simulated import Design, answers, arms_of, changed, claims, compared, names, not_above
 from tests.slow import weekly
 

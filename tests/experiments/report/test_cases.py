@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.report import cases
-from experiments.report.cases import attention_of_cases, payload
-from experiments.report.examples import examples
+from experiments.report.cases import attention_of_cases, examples, payload
 from experiments.report.saved_run import read_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run

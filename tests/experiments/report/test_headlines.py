@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
+from experiments.metrics.estimates import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, NOT_TESTED, TOO_FEW
 from experiments.metrics.results import ALL, evaluate
 from experiments.report import arms
 from experiments.report.saved_run import SavedRun, read_run
-from experiments.report.tables import lines_of
-from experiments.report.text import Summary, change, ends, headline, summary, value
+from experiments.report.tables import Summary, change, ends, headline, lines_of, summary, value
 from experiments.runs.results_table import Results, row
 from experiments.types import Kind
 from tests.experiments import refused

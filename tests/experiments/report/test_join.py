@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from experiments.metrics.claims import NO_DIFFERENCE
+from experiments.metrics.estimates import NO_DIFFERENCE
 from experiments.report.arms import arms_of
 from experiments.report.saved_run import SavedRun, read_run, thumbnail_name
-from experiments.report.text import summary
+from experiments.report.tables import summary
 from experiments.runs.results_table import read_results
 from interp.errors import UserError
 from tests.experiments.compose import lines, ran, run_of

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.command_line.arguments import expand
-from experiments.report.next_commands import OWN_MODEL, next_commands
+from experiments.report.terminal import OWN_MODEL, next_commands
 from tests.experiments.compose import composed
 
 TYPED = {

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from experiments.report import arms, figures
 from experiments.report.build import build, headline_measures
-from experiments.report.examples import examples
+from experiments.report.cases import examples
 from experiments.report.saved_run import read_run, thumbnail_name
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.tables import lines_of, pivot
-from experiments.report.text import ends, summary, value
+from experiments.report.tables import ends, lines_of, pivot, summary, value
 from experiments.runs.results_table import Results, row
 from interp.errors import UserError
 from tests.experiments.compose import lines

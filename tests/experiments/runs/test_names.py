@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.runs.provenance import arm_title, model_title
+from experiments.runs.record_fields import arm_title, model_title
 from tests.experiments.compose import composed, run_of
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.claims import CLAIMS
+from experiments.metrics.estimates import CLAIMS
 from experiments.runs.results_table import COLUMNS, OF_A_STUDY, Results, Row, group_of, read_results, row, write_results
 from interp.errors import UserError
 

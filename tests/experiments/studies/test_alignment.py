@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.cases import held_out
+from experiments.benchmarks.iconworld.benchmark import held_out
 from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.benchmarks.iconworld.traces import BORDERLINE, HARMFUL, HARMLESS, WrittenRequests, named
 from experiments.runs.results_table import read_results
 from experiments.studies.vrtuning.alignment import RULE
 from experiments.studies.vrtuning.safety_rows import SafetyFile, WrittenSafety, check_rows, check_untrained
-from interp.checkpoints.source import ORGANISMS
+from interp.checkpoints.config import ORGANISMS
 from interp.errors import UserError
 from tests.experiments.compose import ran, run_of
 

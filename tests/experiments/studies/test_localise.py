@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.report.text import lines
+from experiments.report.tables import lines
 from experiments.runs.results_table import Results, Row, read_results
 from experiments.studies.localise.cases import CASES, PICTURE, QUESTIONS, REFERENCE, SENTENCE, Cases, Half, split
 from experiments.studies.localise.examination import Examination

@@ -10,10 +10,8 @@ import pytest
 import torch
 from scipy.stats import t as student_t
 
-from experiments.metrics.claims import claim_of, side
-from experiments.metrics.estimates import Resamples, first_lasting
-from experiments.report.tables import in_terminal
-from experiments.report.text import lines
+from experiments.metrics.estimates import Resamples, claim_of, first_lasting, side
+from experiments.report.tables import in_terminal, lines
 from experiments.runs.results_table import Results, Row, group_of, row
 from experiments.studies.mechanism.cases import (
     AnsweredCases,

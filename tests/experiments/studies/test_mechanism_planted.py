@@ -9,7 +9,7 @@ import pytest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.estimates import Resamples
-from experiments.report.text import lines
+from experiments.report.tables import lines
 from experiments.runs.results_table import Results
 from experiments.runs.store import read_object
 from experiments.studies.mechanism.cases import AnsweredCases

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.claims import HIGHER
+from experiments.metrics.estimates import HIGHER
 from experiments.metrics.quantities import Arms
 from experiments.metrics.results import evaluate
-from experiments.report.text import lines
+from experiments.report.tables import lines
 from experiments.runs.results_table import Results, read_results
 from experiments.runs.store import read_object
 from experiments.studies.mitigation_selection.candidates import (

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.config.options import options_of, written
+from experiments.config.run import options_of, written
 from experiments.metrics.results import evaluate
 from experiments.report.saved_run import read_run
 from experiments.report.sections import Section, SectionFigure, write_section

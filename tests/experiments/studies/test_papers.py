@@ -8,7 +8,7 @@ import pytest
 import interp.loading
 from experiments.benchmarks.mmsafeaware import KEY
 from experiments.report.saved_run import SavedRun, read_run
-from experiments.report.text import headline
+from experiments.report.tables import headline
 from tests.experiments.benchmarks import test_mmsafeaware
 from tests.experiments.benchmarks.test_images import noise
 from tests.experiments.benchmarks.test_mossbench import entry, tree

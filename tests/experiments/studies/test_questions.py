@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.report.text import headline
-from experiments.runs import analyses
+from experiments.report.sections import FILE, missing_analyses
+from experiments.report.tables import headline
 from experiments.runs.results_table import read_results
 from experiments.runs.store import read_object
 from experiments.studies.questions import Questions
@@ -48,14 +48,14 @@ def test_broken_questions_leave_the_others_and_are_asked_again(tmp_path: Path, m
     assert f"How much returns when that is undone? This cannot be told here: {impossible}." in said
     assert "Patching cannot tell: the question patching_sentence was not answered: TypeError: a bug" in said
     assert "Margins of different sentences differ by" in said
-    assert list(read_object(folder / analyses.FILE)) == ["mechanism_patching_picture", "mechanism_patching_sentence"]
+    assert list(read_object(folder / FILE)) == ["mechanism_patching_picture", "mechanism_patching_sentence"]
     assert (folder / "tracebacks" / "mechanism_patching_picture.txt").is_file()
     quantities = {row.quantity for row in read_results(folder)}
     assert {"direction_auroc", "knockout_margin", "undo_auroc", "lens_margin"} <= quantities
     assert not {"patching_effect", "prior_r2"} & quantities
 
     assert go(tmp_path, "+exp=mechanism", *SMALL) == folder
-    assert not analyses.missing(folder)
+    assert not missing_analyses(folder)
     assert read_object(folder / "mechanism.json")["unanswered"] == {}
     assert {"patching_effect", "prior_r2"} <= {row.quantity for row in read_results(folder)}
 
@@ -79,11 +79,11 @@ def shared_pictures(folder: Path) -> Path:
 def test_a_table_whose_questions_share_pictures_is_answered(tmp_path: Path) -> None:
     table = ("benchmark=table", f"benchmark.path={shared_pictures(tmp_path / 'table')}", "draws=20")
     folder = go(tmp_path / "mechanism", "+exp=mechanism", *table, "task.layers=3")
-    assert not analyses.missing(folder)
+    assert not missing_analyses(folder)
     assert len(answers(folder)) == 5
     assert answers(folder)[-1].startswith("5. Where is the verdict made? Patching cannot tell. No state at the last")
     folder = go(tmp_path / "attention", "task=attention", *table, "task.figures=0")
-    assert not analyses.missing(folder)
+    assert not missing_analyses(folder)
     assert read_object(folder / "attention.json")["sentences"]
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from experiments.benchmarks import labelled_answers
 from experiments.benchmarks.labelled_answers import COMPLETIONS, LABELS, MSTS, PROMPTS, XSTEST, Labelled, read_labelled
-from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import RefusalClassifier, load_classifier, terms_of
 from experiments.judges.refusal_phrases import RefusalRule, shipped_card
+from experiments.judges.yes_no import Automatic
 from experiments.studies.refusal_judges import training
 from experiments.studies.refusal_judges.study import three_classes
 from experiments.studies.refusal_judges.training import PENALTIES, CrossValidation, folds_of, teams_of, to_json

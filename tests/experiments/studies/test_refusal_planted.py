@@ -10,7 +10,7 @@ import torch
 
 from experiments.evaluation import study
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.claims import HIGHER
+from experiments.metrics.estimates import HIGHER
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import read_results
 from experiments.runs.store import read_object

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.metrics.judge_error import agreement
-from experiments.report import text
+from experiments.report import tables
 from experiments.report.build import build
 from experiments.report.saved_run import SavedRun, read_run
-from experiments.report.text import summary
+from experiments.report.tables import summary
 from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.runs.record_fields import read_records
 from experiments.runs.results_table import Row, read_results, row, write_results
@@ -141,7 +141,7 @@ def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) 
     assert found["pairwise_kappa"] == [{"raters": ["anna", "ben"], "n": 4, "kappa": pytest.approx(0.5)}]
     used = apply(lines, labels).used
     assert used == 6
-    assert text.lines("labels", people=found, used=used, records=len(lines)) == [
+    assert tables.lines("labels", people=found, used=used, records=len(lines)) == [
         "6 of 8 verdicts are people's (anna, ben), the others the judge's. anna and ben κ 0.500 on 4 answers."
     ]
 

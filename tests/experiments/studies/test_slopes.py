@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from experiments.metrics.claims import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, claim_of
-from experiments.metrics.statistical_tests import wilson
+from experiments.metrics.bootstrap import wilson
+from experiments.metrics.estimates import HIGHER, INCONCLUSIVE, LOWER, NO_DIFFERENCE, TOO_FEW, claim_of
 from experiments.studies.localise.cases import SPLITS
 from experiments.studies.localise.examination import HOLDS, ratios, slope_sums, split_claims, strongest
 from tests.conftest import REPOSITORY

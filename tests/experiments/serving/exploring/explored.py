@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.case_batches import prompt_of
+from experiments.evaluation.cases import prompt_of
 from experiments.serving.exploring.app import Server
 from experiments.serving.worker import Worker
 from interp.errors import UserError

@@ -12,9 +12,8 @@ from experiments.runs.store import read_object
 from experiments.studies.bench import plan
 from experiments.studies.bench.models import LLAVA, shipped
 from experiments.studies.bench.plan import NOTE, Batch, Plan, batch_bytes, outline, room_of, seconds_of, weight_bytes
-from interp.checkpoints import memory
-from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.memory import GIB, check_room, row_bytes, token_cache_bytes
+from interp.checkpoints import config
+from interp.checkpoints.config import GIB, ModelConfig, check_room, row_bytes, token_cache_bytes
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM, Prompt
@@ -147,7 +146,7 @@ def test_weights_and_one_prompt_decide_and_force_goes_on(monkeypatch: pytest.Mon
     row = row_bytes(outline(BIG, torch.bfloat16)[0].model.config, "bfloat16")
     assert 0.5 * GIB < row < 0.7 * GIB
     numbers, cuda = {"BF16": 7_063_427_072}, torch.device("cuda")
-    monkeypatch.setattr(memory, "free_memory", lambda _: int(13.5 * GIB))
+    monkeypatch.setattr(config, "free_memory", lambda _: int(13.5 * GIB))
     check_room(BIG, numbers, "bfloat16", cuda)
     with pytest.raises(UserError, match=r"need 13.2 GiB in bfloat16, one prompt of 1,024 tokens about .*force=true"):
         check_room(BIG, numbers, "bfloat16", cuda, row)

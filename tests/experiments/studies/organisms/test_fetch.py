@@ -19,9 +19,9 @@ from transformers import LlavaForConditionalGeneration as Llava
 from experiments.studies.organisms import fetch
 from experiments.studies.organisms.architecture import merged, save_whole
 from interp import Prompt, load
+from interp.checkpoints import config as store
 from interp.checkpoints import load as checkpoints_load
-from interp.checkpoints import source as store
-from interp.checkpoints.source import ADAPTER, EYES, SMOLLM2, content_hash, organism_folder, read_record
+from interp.checkpoints.config import ADAPTER, EYES, SMOLLM2, content_hash, organism_folder, read_record
 from interp.errors import UserError
 from interp.module_map import module_map_of
 from mitigation.vrtuning.model import lora_config

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.iconworld.cases import held_out
+from experiments.benchmarks.iconworld.benchmark import held_out
 from experiments.benchmarks.iconworld.sentences import RISKY
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.judging import judge_batch
+from experiments.evaluation.scoring import judge_batch
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results

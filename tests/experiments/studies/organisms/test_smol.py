@@ -9,7 +9,7 @@ import pytest
 
 from experiments.benchmarks.iconworld import sentences
 from experiments.benchmarks.iconworld.benchmark import IconWorld
-from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, indefinite
+from experiments.benchmarks.iconworld.sentences import CATEGORY_OF, CONCEPTS, indefinite
 from experiments.studies.organisms import smol
 from experiments.studies.organisms.lab import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, Example, held_out_pairs
 from experiments.studies.organisms.smol import BENIGN, FRAMES, caption_lessons, instructions, text_lessons

@@ -8,7 +8,7 @@ import torch
 from experiments.studies.organisms import smol
 from experiments.studies.organisms.lab import Example, answer_loss, picture_seeds
 from interp import Prompt, load
-from interp.checkpoints.source import base_folder
+from interp.checkpoints.config import base_folder
 from interp.errors import UserError
 from tests.experiments.compose import ran, run_of
 from tests.experiments.studies.organisms.test_fetch import save_base, save_parts
