@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor
@@ -12,7 +11,6 @@ from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from tests.conftest import REPOSITORY
-from tests.mitigation.slow_rule import extend
 from tests.tiny import picture
 
 TOKENS = 8
@@ -55,30 +53,3 @@ def answer(output: Any, inputs: Any) -> Tensor:
 
 def contrasting(vlm: VLM, noised: Any, **settings: Any) -> VisualContrastiveLogitsProcessor:
     return VisualContrastiveLogitsProcessor(vlm.model, noised, **settings)
-
-
-@torch.no_grad()
-def uncached(
-    model: Any,
-    clean: dict[str, Tensor],
-    noised: dict[str, Tensor],
-    *,
-    alpha: float,
-    beta: float | None,
-    tokens: int = TOKENS,
-) -> tuple[list[int], Tensor]:
-    """Greedy tokens and every step's scores of one unpadded prompt: two whole forwards a step, in float64."""
-    grown, steps, ids = {}, [], []
-    for name, inputs in (("clean", clean), ("noised", noised)):
-        assert inputs["attention_mask"].all()
-        grown[name] = dict(inputs)
-    for _ in range(tokens):
-        first, second = (model(**grown[n], use_cache=False).logits[0, -1].double() for n in ("clean", "noised"))
-        scores = (1 + alpha) * first - alpha * second
-        if beta is not None:
-            scores[first.softmax(0) < beta * first.softmax(0).max()] = -torch.inf
-        steps.append(scores)
-        ids.append(int(scores.argmax()))
-        for inputs in grown.values():
-            extend(model, inputs, ids[-1])
-    return ids, torch.stack(steps)

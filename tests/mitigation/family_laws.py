@@ -9,11 +9,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from tests.families import FAMILIES
+from tests.mitigation.conftest import generate
 from tests.tiny import picture
 
 TOKENS = 4
@@ -33,19 +33,8 @@ class Case:
 
     def generate(self, *processors: Any, **options: Any) -> Any:
         """Plain transformers, greedy: tokens and the scores of every step."""
-        options = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0} | options
-        return self.vlm.model.generate(
-            **self.inputs,
-            logits_processor=list(processors),
-            return_dict_in_generate=True,
-            output_scores=True,
-            output_logits=True,
-            **options,
-        )
-
-    def answer(self, sequences: Tensor) -> Tensor:
-        """The generated part."""
-        return sequences[:, self.inputs["input_ids"].shape[1] :]
+        options = {"max_new_tokens": TOKENS, "output_logits": True} | options
+        return generate(self.vlm, self.inputs, *processors, **options)
 
 
 @cache

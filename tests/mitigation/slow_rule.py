@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from interp.vlm import VLM
+from interp.vlm import VLM, Prompt
 
 
 def decided(vlm: VLM, *, by: float = 20.0) -> VLM:
@@ -39,9 +40,13 @@ def slow_rule(
     *,
     beta: float | None,
     tokens: int,
-) -> tuple[list[int], float]:
-    """Greedy tokens and the margin of one unpadded prompt: every forward anew, ``rule`` on float64 vectors."""
-    grown, ids, margin = [dict(inputs) for inputs in (clean, *others)], [], 0.0
+    spares: bool = True,
+) -> tuple[list[int], float, Tensor]:
+    """Greedy tokens, the margin and all scores of one unpadded prompt: every forward anew, ``rule`` on float64 vectors.
+
+    ``spares``: the cutoff does not hold between the two answers at the first step.
+    """
+    grown, ids, margin, steps = [dict(inputs) for inputs in (clean, *others)], [], 0.0, []
     for step in range(tokens):
         first, *rest = (vlm.model(**inputs, use_cache=False).logits[0, -1].double() for inputs in grown)
         scores = rule(first, rest, step)
@@ -50,10 +55,29 @@ def slow_rule(
         if beta is not None:
             cut = scores.masked_fill(first.softmax(0) < beta * first.softmax(0).max(), -torch.inf)
             answers = [*vlm.answer_ids.yes, *vlm.answer_ids.no]
-            if not step and int(cut.argmax()) in answers:  # the cutoff does not hold between the two answers
+            if spares and not step and int(cut.argmax()) in answers:
                 cut[answers] = scores[answers]
             scores = cut
+        steps.append(scores)
         ids.append(int(scores.argmax()))
         for inputs in grown:
             extend(vlm.model, inputs, ids[-1])
-    return ids, margin
+    return ids, margin, torch.stack(steps)
+
+
+def slow_vcd(vlm: VLM, clean: Any, noised: Any, *, alpha: float, beta: float, tokens: int) -> tuple[list[int], Tensor]:
+    """Greedy tokens and all scores of one unpadded prompt, contrasted."""
+
+    def rule(first: Tensor, others: list[Tensor], step: int) -> Tensor:
+        return (1 + alpha) * first - alpha * others[0]
+
+    ids, _, scores = slow_rule(vlm, clean, [noised], rule, beta=beta, tokens=tokens, spares=False)
+    return ids, scores
+
+
+def held(got: Any, prompts: list[Prompt], slow: Callable[[Prompt], tuple[list[int], float, Tensor]]) -> None:
+    """Assert that each prompt of a batch has the tokens and the margin that ``slow`` gives it alone."""
+    for row, prompt in enumerate(prompts):
+        ids, margin, _ = slow(prompt)
+        assert got.token_ids[row] == ids[: len(got.token_ids[row])]
+        assert float(got.margins[row]) == pytest.approx(margin, abs=1e-3)

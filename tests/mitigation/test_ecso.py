@@ -79,22 +79,11 @@ def test_what_is_asked_is_what_the_authors_published(vlm: VLM, harmful: list[int
     assert [prompt.image is None for prompt in seen] == [False, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("said", "again"),
-    [
-        ("yes", True),
-        ("Yes", True),
-        ("YES.", True),
-        ("Yes, it is.", False),
-        ("Yes!", False),
-        ("No.", False),
-        ("", False),
-    ],
-)
-def test_harm_is_a_yes_and_no_word_more(vlm: VLM, monkeypatch: pytest.MonkeyPatch, said: str, again: bool) -> None:
+@pytest.mark.parametrize("said", ["yes", "Yes", "YES.", "Yes, it is.", "Yes!", "No.", ""])
+def test_harm_is_a_yes_and_no_word_more(vlm: VLM, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setattr(Steps, "ask", lambda self, name, given, *, max_new_tokens: dict.fromkeys(given, said))
     given = ECSO().generate(vlm, prompts()[:1], max_new_tokens=1)
-    assert ("question" in given.steps[0]) is again
+    assert ("question" in given.steps[0]) is (said in ("yes", "Yes", "YES."))
 
 
 def test_a_long_answer_is_checked_by_its_beginning_and_braces_stay() -> None:

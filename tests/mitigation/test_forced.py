@@ -1,5 +1,6 @@
 """Log-probabilities of forced beginnings: equal to plain forwards, contrasted for a contrasted method."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,28 +22,24 @@ FORCED = {"llava_mistral", "paligemma2", "gemma3", "instructblip", "idefics", "m
 PROMPTS = [Prompt(text, picture(i, size), key=str(i)) for i, (text, size) in enumerate(zip(TEXTS, SIZES, strict=True))]
 
 
-def by_plain_forwards(vlm: VLM, prompts: list[Prompt]) -> Tensor:
+@torch.no_grad()
+def by_plain_forwards(vlm: VLM, prompts: list[Prompt], openings: Sequence[Sequence[int]] = OPENINGS) -> Tensor:
     """log P of each opening, a forward for each of its tokens and each prompt without padding."""
-    rows = []
-    for prompt in prompts:
-        row = []
-        for opening in OPENINGS:
-            total = 0.0
+    total = torch.zeros(len(prompts), len(openings), dtype=torch.float64)
+    for row, prompt in enumerate(prompts):
+        for column, opening in enumerate(openings):
             for length, token in enumerate(opening):
                 batch = vlm.encode([replace(prompt, answer_prefix=(*prompt.answer_prefix, *opening[:length]))])
-                with torch.no_grad():
-                    logits = vlm.model(**batch, use_cache=False).logits[0, -1].float()
-                total += float(logits.log_softmax(-1)[token])
-            row.append(total)
-        rows.append(row)
-    return torch.tensor(rows)
+                logits = vlm.model(**batch, use_cache=False).logits[0, -1].double()
+                total[row, column] += logits.log_softmax(-1)[token]
+    return total
 
 
 @pytest.mark.parametrize("name", every_family())
 def test_log_probabilities_equal_plain_forwards_in_a_ragged_batch(name: str) -> None:
     vlm = family(name)
     found = log_probabilities(Baseline(), vlm, PROMPTS, OPENINGS)
-    torch.testing.assert_close(found, by_plain_forwards(vlm, PROMPTS), atol=2e-4, rtol=1e-5)
+    torch.testing.assert_close(found, by_plain_forwards(vlm, PROMPTS).float(), atol=2e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])  # a tree, a tree with M-RoPE, forced tokens
@@ -50,9 +47,9 @@ def test_after_ragged_thoughts_the_openings_are_those_of_the_answer(name: str) -
     vlm = family(name)
     thoughts = [tuple(range(5, 5 + 3 * number)) for number in range(len(PROMPTS))]
     prompts = [replace(prompt, answer_prefix=thought) for prompt, thought in zip(PROMPTS, thoughts, strict=True)]
-    exact = by_plain_forwards(vlm, prompts)
+    exact = by_plain_forwards(vlm, prompts).float()
     torch.testing.assert_close(log_probabilities(Baseline(), vlm, prompts, OPENINGS), exact, atol=1e-5, rtol=1e-6)
-    assert not torch.allclose(exact[1:], by_plain_forwards(vlm, PROMPTS)[1:], atol=1e-2)
+    assert not torch.allclose(exact[1:], by_plain_forwards(vlm, PROMPTS).float()[1:], atol=1e-2)
 
 
 def test_a_shared_prefill_gives_the_same_bits_and_is_read_once(vlm: VLM) -> None:
@@ -93,5 +90,5 @@ def test_a_contrast_is_asked_for_its_contrasted_scores_before_the_cutoff(vlm: VL
 def test_a_prompted_arm_is_asked_with_its_prompt(vlm: VLM) -> None:
     method = SafetyPrompt("Be careful.")
     found = log_probabilities(method, vlm, PROMPTS, OPENINGS)
-    expected = by_plain_forwards(vlm, [replace(prompt, system="Be careful.") for prompt in PROMPTS])
+    expected = by_plain_forwards(vlm, [replace(prompt, system="Be careful.") for prompt in PROMPTS]).float()
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-5)

@@ -1,5 +1,6 @@
 """Adapters of every kind beside other arms: the baseline is bit-equal to what it was, or the adapter is refused."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from peft import (
     LoKrConfig,
     LoraConfig,
     OFTConfig,
+    PeftModel,
     PrefixTuningConfig,
     PromptTuningConfig,
     VeraConfig,
     get_peft_model,
 )
+from safetensors.torch import load_file, save_file
 
 from interp.errors import UserError
 from interp.vlm import VLM
@@ -70,13 +73,7 @@ def trained(config: Any, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("adapters")
-    made = {}
-    for name, config in (KINDS | REFUSED).items():
-        try:
-            made[name] = trained(config(), root / name.replace(" ", "_"))
-        except (ValueError, TypeError) as error:  # a kind that needs a larger model than this one
-            pytest.fail(f"{name}: {error}")
-    return made
+    return {name: trained(config(), root / name.replace(" ", "_")) for name, config in (KINDS | REFUSED).items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,8 +83,6 @@ def test_an_adapter_acts_and_leaves_the_model_as_it_was(kind: str, folders: dict
         margins = VRTuning(str(folders[kind])).generate(vlm, PROMPTS, max_new_tokens=3).margins
     assert not torch.equal(margins, plain)
     model, processor = tiny_llava()
-    from peft import PeftModel
-
     whole = VLM(PeftModel.from_pretrained(model, folders[kind]), processor)
     torch.testing.assert_close(margins, Baseline().generate(whole, PROMPTS, max_new_tokens=3).margins)
 
@@ -99,10 +94,6 @@ def test_an_adapter_that_only_pefts_wrapper_runs_is_refused(kind: str, folders: 
 
 
 def test_tensors_that_have_no_place_are_refused(folders: dict[str, Path], vlm: VLM, tmp_path: Path) -> None:
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
     folder = shutil.copytree(folders["lora"], tmp_path / "odd")
     weights = load_file(folder / "adapter_model.safetensors")
     name = next(iter(weights))

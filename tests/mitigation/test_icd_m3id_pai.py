@@ -1,10 +1,8 @@
 """The peers' rules against slow loops at their published settings; weights of 0; what does nothing at a verdict."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,16 +10,9 @@ from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.branches import BranchLogits
 from mitigation.peers import M3ID, PAI, InstructionContrast
-from tests.mitigation.slow_rule import slow_rule
+from tests.mitigation.slow_rule import held, slow_rule
 
 TOKENS = 3
-
-
-def held(got: Any, vlm: VLM, prompts: list[Prompt], slow: Callable[[Prompt], tuple[list[int], float]]) -> None:
-    for row, prompt in enumerate(prompts):  # one by one, so that it holds for every batch
-        ids, margin = slow(prompt)
-        assert got.token_ids[row] == ids[: len(got.token_ids[row])]
-        assert float(got.margins[row]) == pytest.approx(margin, abs=1e-3)
 
 
 def blind(vlm: VLM, prompt: Prompt) -> Any:
@@ -31,20 +22,20 @@ def blind(vlm: VLM, prompt: Prompt) -> Any:
 def test_instruction_contrast(vlm: VLM, prompts: list[Prompt]) -> None:
     method = InstructionContrast(disturbance="consider the dog")
 
-    def slow(prompt: Prompt) -> tuple[list[int], float]:
+    def slow(prompt: Prompt) -> Any:
         other = vlm.encode([replace(prompt, system="consider the dog")])
         rule = lambda clean, others, step: 2 * clean - others[0]  # noqa: E731
         return slow_rule(vlm, vlm.encode([prompt]), [other], rule, beta=0.1, tokens=TOKENS)
 
     got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
-    held(got, vlm, prompts, slow)
+    held(got, prompts, slow)
     assert (got.margins - vlm.score(prompts)).abs().max() > 0.01
 
 
 def test_m3id(vlm: VLM, prompts: list[Prompt]) -> None:
     method = M3ID(forgetting=0.3, threshold=0.5)
 
-    def slow(prompt: Prompt) -> tuple[list[int], float]:
+    def slow(prompt: Prompt) -> Any:
         def rule(clean: Tensor, others: list[Tensor], step: int) -> Tensor:
             if clean.softmax(0).max() >= 0.5:
                 return clean.log_softmax(0)
@@ -54,7 +45,7 @@ def test_m3id(vlm: VLM, prompts: list[Prompt]) -> None:
 
         return slow_rule(vlm, vlm.encode([prompt]), [blind(vlm, prompt)], rule, beta=None, tokens=TOKENS)
 
-    held(method.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
+    held(method.generate(vlm, prompts, max_new_tokens=TOKENS), prompts, slow)
 
 
 def test_the_gate_is_a_rows_own() -> None:
@@ -74,8 +65,8 @@ def test_pai(vlm: VLM, prompts: list[Prompt]) -> None:
     torch.testing.assert_close(got.margins, 1.8 * steered - 0.8 * text, atol=1e-4, rtol=1e-4)
     unsteered = PAI(alpha=0.0, gamma=1.8, first_layer=1, beta=0.05)
 
-    def slow(prompt: Prompt) -> tuple[list[int], float]:
+    def slow(prompt: Prompt) -> Any:
         rule = lambda clean, others, step: 1.8 * clean.log_softmax(0) - 0.8 * others[0].log_softmax(0)  # noqa: E731
         return slow_rule(vlm, vlm.encode([prompt]), [blind(vlm, prompt)], rule, beta=0.05, tokens=TOKENS)
 
-    held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
+    held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), prompts, slow)

@@ -28,6 +28,7 @@ from mitigation.learned.ridge_probe import (
 from mitigation.learned.state_edits import levelled, projected
 from mitigation.method import TrainableMethod, abilities
 from mitigation.wrappers import Shifted
+from tests.plain_model import plain_afterwards
 from tests.planted import Plan, coloured, direction, planted
 from tests.tiny import picture
 
@@ -53,10 +54,6 @@ def cases(count: int = 24) -> tuple[list[Prompt], list[bool]]:
 @pytest.fixture(scope="module")
 def readout(overruled: VLM, tmp_path_factory: pytest.TempPathFactory) -> LearnedReadout:
     return TruthReadout(layer=2).learn(overruled, *cases(), out=tmp_path_factory.mktemp("r") / "readout.safetensors")
-
-
-def hooks(vlm: VLM) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
 
 
 def test_the_truth_that_the_verdict_ignores_is_brought_to_it(overruled: VLM, readout: LearnedReadout) -> None:
@@ -107,10 +104,10 @@ def test_strength_0_changes_nothing(overruled: VLM, readout: LearnedReadout, tmp
 def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, tmp_path: Path) -> None:
     prompts, safe = cases(32)
     vlm.score(prompts[:1])  # transformers hangs hooks of its own at the first forward, and leaves them
-    before = hooks(vlm)
     own, middle = vlm.margin, vlm.score(prompts).median()
     vlm.margin = lambda logits: own(logits) - middle  # type: ignore[method-assign]  # called safe and unsafe alike
-    learned = [method.learn(vlm, prompts, safe, out=tmp_path / f"{name}.safetensors") for name in "ab"]
+    with plain_afterwards(vlm):
+        learned = [method.learn(vlm, prompts, safe, out=tmp_path / f"{name}.safetensors") for name in "ab"]
     assert repr(learned[0]) == repr(learned[1])
     assert not isinstance(learned[0], TrainableMethod)
     assert str(tmp_path) not in repr(learned[0])
@@ -119,7 +116,6 @@ def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, 
     assert repr(other) != repr(learned[0])
     shifted = Shifted(learned[0], 1.5).generate(vlm, prompts[:2], max_new_tokens=1).margins
     torch.testing.assert_close(shifted, learned[0].generate(vlm, prompts[:2], max_new_tokens=1).margins + 1.5)
-    assert hooks(vlm) == before
     with pytest.raises(UserError, match="learn"):
         method.read(tmp_path / "none.safetensors")
 
@@ -208,7 +204,6 @@ def pair() -> list[Prompt]:
 def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pair: list[Prompt]) -> None:
     drawn = torch.randn(32, generator=torch.Generator().manual_seed(3))
     plain = vlm.score(pair)
-    before = hooks(vlm)
     with projected(vlm, drawn):
         read = residuals(vlm, pair, places=("verdict", "image", "user"), layers=range(1, last_layer(vlm)))
         ablated = vlm.score(pair)
@@ -225,9 +220,8 @@ def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pa
         handle.remove()
     assert float((entering[0] @ drawn / drawn.norm()).abs().max()) < 1e-5
     assert read.values.isfinite().all()
-    with pytest.raises(RuntimeError, match="stop"), projected(vlm, drawn):
+    with plain_afterwards(vlm), pytest.raises(RuntimeError, match="stop"), projected(vlm, drawn):
         raise RuntimeError("stop")
-    assert hooks(vlm) == before
     assert torch.equal(vlm.score(pair), plain)
 
 

@@ -28,17 +28,8 @@ PROMPTS = [
 MARGINS = st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=20)
 few = settings(max_examples=8, derandomize=True)  # each runs the model
 VCD_PAIRED = VCD(beta=1.0, noise_step=999, branch="paired")
-METHODS = [
-    Baseline(),
-    VCD(beta=1.0),
-    VCD_PAIRED,
-    CutoffOnly(1.0),
-    TextOnly(),
-    PriorCorrection(0.7),
-    PAI(first_layer=0),
-    InstructionContrast(),
-    M3ID(),
-]
+METHODS = [Baseline(), VCD(beta=1.0), VCD_PAIRED, CutoffOnly(1.0), TextOnly(), PriorCorrection(0.7),
+           PAI(first_layer=0), InstructionContrast(), M3ID()]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

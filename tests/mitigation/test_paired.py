@@ -6,11 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
-from transformers import (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from interp.errors import UserError
 from interp.vlm import VLM

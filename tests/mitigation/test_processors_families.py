@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from interp.errors import UserError
 from interp.vlm import Prompt
 from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.paired import generate_paired
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor, plausible
 from mitigation.vcd import VCD
 from tests.families import every_family
-from tests.mitigation.conftest import uncached
+from tests.mitigation import test_paired
+from tests.mitigation.conftest import answer
 from tests.mitigation.family_laws import TOKENS, Case, case, cutoff, family, plain
+from tests.mitigation.slow_rule import slow_vcd
 
 ALPHAS = st.floats(0.25, 4.0)
 BETAS = st.sampled_from([0.3, 0.1, 0.01])
@@ -30,8 +31,7 @@ def contrasting(given: Case, **options: Any) -> VisualContrastiveLogitsProcessor
 
 
 def paired(given: Case, **options: Any) -> Any:
-    options = {"max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0} | options
-    return generate_paired(given.vlm.model, given.inputs, given.noised, **options)
+    return test_paired.paired(given.vlm, given.inputs, given.noised, max_new_tokens=TOKENS, **options)
 
 
 @pytest.mark.parametrize("name", every_family())
@@ -82,8 +82,8 @@ def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: s
     for row, prompt in enumerate(whole.prompts):
         inputs = dict(whole.vlm.encode([prompt]))
         noised = diffuse_images(inputs, [prompt.key], step=999, seed=0, model=whole.vlm.model)
-        ids, steps = uncached(whole.vlm.model, inputs, noised, alpha=2.0, beta=0.01, tokens=TOKENS)
-        assert whole.answer(output.sequences)[row].tolist() == ids
+        ids, steps = slow_vcd(whole.vlm, inputs, noised, alpha=2.0, beta=0.01, tokens=TOKENS)
+        assert answer(output, whole.inputs)[row].tolist() == ids
         scores = torch.stack([scores[row] for scores in output.scores])
         torch.testing.assert_close(scores, steps.float(), atol=1e-2, rtol=1e-3)
 
@@ -133,8 +133,8 @@ def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
         assert torch.equal(one_batch().sequences, output.sequences)
     for row, prompt in enumerate(whole.prompts[:2]):
         pair = dict(whole.vlm.encode([prompt])), dict(whole.vlm.encode([Prompt(prompt.text)]))
-        ids, _ = uncached(whole.vlm.model, *pair, alpha=1.0, beta=0.01, tokens=TOKENS)
-        assert whole.answer(output.sequences)[row].tolist() == ids
+        ids, _ = slow_vcd(whole.vlm, *pair, alpha=1.0, beta=0.01, tokens=TOKENS)
+        assert answer(output, whole.inputs)[row].tolist() == ids
 
 
 @pytest.mark.contract

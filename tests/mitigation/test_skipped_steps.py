@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,12 +57,7 @@ def skipping(vlm: VLM, noised: Any, *, alpha: float, beta: float, ends: tuple[in
 
 
 @pytest.mark.long
-@settings(
-    max_examples=6,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=6, derandomize=True, phases=[Phase.generate])
 @given(
     alpha=st.floats(0.5, 4),
     beta=st.sampled_from([0.9, 0.8, 0.5, 0.05]),

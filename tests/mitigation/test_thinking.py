@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.benchmarks.iconworld.benchmark import IconWorld
+from experiments.evaluation.attention_log import prompts_of
 from interp.loading import load
 from interp.vlm import VLM, Generation, Prompt
 from mitigation import VCD, Baseline
@@ -23,9 +25,6 @@ def vlm() -> VLM:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    from experiments.benchmarks.iconworld.benchmark import IconWorld
-    from experiments.evaluation.attention_log import prompts_of
-
     return prompts_of(IconWorld().load().samples[:12])
 
 

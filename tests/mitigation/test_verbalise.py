@@ -136,14 +136,9 @@ class Remote:
         if prompts[0].text == "What is in the image?":
             statuses[1] = "transport_failed"
         texts = ["A cake." if status == "answered" else "" for status in statuses]
-        return Generation(
-            texts,
-            [[] for _ in prompts],
-            torch.full((len(prompts),), torch.nan),
-            [bool(text) for text in texts],
-            statuses=statuses,
-            reasons=["" if text else "no line" for text in texts],
-        )
+        margins, reasons = torch.full((len(prompts),), torch.nan), ["" if text else "no line" for text in texts]
+        finished = [bool(text) for text in texts]
+        return Generation(texts, [[] for _ in prompts], margins, finished, statuses=statuses, reasons=reasons)
 
 
 def test_a_step_that_a_remote_model_did_not_answer_is_not_gone_on_from(asked: list[Prompt]) -> None:

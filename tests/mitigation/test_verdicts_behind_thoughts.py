@@ -38,9 +38,8 @@ class Thinking(WrappedVLM):
         self.thoughts = [vlm.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         self.lengths = [len(thought) for thought in self.thoughts]
         self.prompts = [Prompt(text, picture(i), key=text) for i, text in enumerate(TEXTS)]
-        self.answer_prefix = [
-            replace(p, answer_prefix=tuple(t)) for p, t in zip(self.prompts, self.thoughts, strict=True)
-        ]
+        both = zip(self.prompts, self.thoughts, strict=True)
+        self.answer_prefix = [replace(prompt, answer_prefix=tuple(thought)) for prompt, thought in both]
 
     def left(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """What is left to write of each prompt's thought."""
@@ -114,9 +113,8 @@ def test_a_constant_moves_the_verdict_behind_the_thought(method: Any) -> None:
         assert shifted.thoughts == plain.thoughts
         torch.testing.assert_close(shifted.margins, plain.margins + shift, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(shifted.unshifted, plain.margins, atol=1e-4, rtol=1e-4)
-        assert [text.split()[0] for text in shifted.texts] == [
-            "Yes" if margin > 0 else "No" for margin in shifted.margins
-        ]
+        said = [text.split()[0] for text in shifted.texts]
+        assert said == ["Yes" if margin > 0 else "No" for margin in shifted.margins]
     assert torch.equal(vlm.answers(ConstantShift(60.0)).margins > 0, torch.ones(3, dtype=torch.bool))
 
 
@@ -134,13 +132,7 @@ def test_a_thought_that_is_cut_off_has_no_margin(method: Any) -> None:
 
 @pytest.mark.parametrize(
     ("said", "place"),
-    [
-        (". Yes , the knife", 1),
-        ("Yes . No", 0),
-        ("the knife . No .", 3),
-        ("the Yes knife", None),
-        ("", None),
-    ],
+    [(". Yes , the knife", 1), ("Yes . No", 0), ("the knife . No .", 3), ("the Yes knife", None), ("", None)],
 )
 def test_behind_a_thought_an_answer_that_begins_with_its_verdict_has_it_there(said: str, place: int | None) -> None:
     vlm = Thinking("llava")
@@ -159,9 +151,8 @@ def test_what_is_asked_behind_a_thought_stands_at_the_verdict(name: str) -> None
     prompts = found.to_verdicts(thinker.prompts)
     assert [list(prompt.answer_prefix) for prompt in prompts] == thinker.thoughts
     again = vlm.generate(prompts, max_new_tokens=1)
-    assert again.token_ids == [
-        ids[step:][:1] for ids, step in zip(found.token_ids, found.verdict_steps or (), strict=True)
-    ]
+    steps = zip(found.token_ids, found.verdict_steps or (), strict=True)
+    assert again.token_ids == [ids[step:][:1] for ids, step in steps]
     assert again.thoughts == ["", "", ""]  # they are the prompts'
     assert again.verdict_steps == [0, 0, 0]
     assert all(again.texts)

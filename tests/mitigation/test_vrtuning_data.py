@@ -44,10 +44,8 @@ def root(tmp_path: Path) -> Path:
 def test_a_row_becomes_messages_and_one_picture() -> None:
     image = picture()
     row = from_rows([Row(image, "Is this safe?", "a toy", "Yes", system="Refuse harm")]).dataset[0]
-    assert row["prompt"] == [
-        {"role": "system", "content": "Refuse harm"},
-        {"role": "user", "content": "Is this safe?"},
-    ]
+    asked = {"system": "Refuse harm", "user": "Is this safe?"}
+    assert row["prompt"] == [{"role": role, "content": content} for role, content in asked.items()]
     assert row["completion"] == [{"role": "assistant", "content": "a toy. Yes."}]
     assert row["images"][0].tobytes() == image.tobytes()
 
@@ -107,16 +105,14 @@ def test_a_conversation_keeps_its_turns_and_pictures(root: Path) -> None:
         Message("assistant", ("a knife",)),
         Message("user", (root / "a.png", second, "safe ?")),
     ]
-    rows = [
-        Row(picture(3), "is this safe ?", "", "No"),
-        Row(None, "safe ?", "a toy", "Yes", system="Look", turns=turns),
-    ]
+    plain = Row(picture(3), "is this safe ?", "", "No")
+    rows = [plain, Row(None, "safe ?", "a toy", "Yes", system="Look", turns=turns)]
     dataset = from_rows(rows).dataset
-    plain, row = dataset
+    single, row = dataset
     assert [[part["type"] for part in message["content"]] for message in row["prompt"]] == [
         ["text"], ["image", "text"], ["text"], ["image", "image", "text"],
     ]  # fmt: skip
-    assert [part["type"] for part in plain["prompt"][0]["content"]] == ["image", "text"]
+    assert [part["type"] for part in single["prompt"][0]["content"]] == ["image", "text"]
     assert [image.tobytes() for image in row["images"]] == [each.tobytes() for each in (first, picture(), second)]
     expected = Prompt(messages=[
         {"role": "system", "content": "Look"},

@@ -70,10 +70,8 @@ def test_labels_are_the_answer_and_its_end_alone(family: VLM) -> None:
         ids = batch["labels"][row][learned].tolist()
         assert image not in ids
         assert ids == batch["input_ids"][row][learned].tolist()
-        assert (
-            ids[-1]
-            == family.model.get_submodule(family.module_map.lm_head.rpartition(".")[0]).generation_config.eos_token_id
-        )
+        speaking = family.model.get_submodule(family.module_map.lm_head.rpartition(".")[0])
+        assert ids[-1] == speaking.generation_config.eos_token_id
         said = family.tokenizer.decode(ids[:-1], skip_special_tokens=True)
         assert said.replace(" ", "") == text.replace(" ", "")
 

@@ -1,9 +1,6 @@
 """One training from dataset to checkpoint: what is learned, what is written, what is refused, what a kill does."""
 
 import importlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +14,12 @@ from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.settings import Settings, total_steps
 from mitigation.vrtuning.train import Marker, Trained, train
+from tests import forked
 from tests.families import FAMILIES
 from tests.mitigation.vrtuning_job import SETTINGS, STEPS, data, run, tiny
 from tests.slow import first
 from tests.tiny import picture
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PROMPTS = [Prompt("Is this safe?", picture(i)) for i in range(2)]
 
 
@@ -36,25 +33,13 @@ def weights(adapter: Path) -> dict[str, Tensor]:
     return load_file(adapter / "adapter_model.safetensors")
 
 
-def started(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options}
-    command = [sys.executable, "-W", "ignore", "-m", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
-
-
 @pytest.mark.long
 def test_it_learns_and_leaves_a_checkpoint_alone(finished: Trained) -> None:
     assert finished.steps == len(finished.losses) == STEPS
     assert finished.losses[-1][1] < finished.losses[0][1]
-    files = sorted(str(path.relative_to(finished.adapter.parent)) for path in finished.adapter.parent.rglob("*.*"))
-    assert files == [
-        "adapter/README.md",
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-        "adapter/training_rows.json",
-        "adapter/vrtuning.json",
-        "training.json",
-    ]
+    files = {str(path.relative_to(finished.adapter.parent)) for path in finished.adapter.parent.rglob("*.*")}
+    names = ("README.md", "adapter_config.json", "adapter_model.safetensors", "training_rows.json", "vrtuning.json")
+    assert files == {"training.json", *(f"adapter/{name}" for name in names)}
 
 
 @pytest.mark.long
@@ -118,7 +103,7 @@ def test_only_the_answers_tokens_are_projected_on_the_vocabulary(
 def test_a_killed_run_ends_as_an_undisturbed_one(finished: Trained, tmp_path: Path) -> None:
     """Killed at step 3 and, started again, at step 5: the same number of steps, and the very same adapter."""
     out = tmp_path / "run"
-    ended = started("tests.mitigation.vrtuning_job", str(out), "--die-at", "3", "5")
+    ended = forked.typed("tests.mitigation.vrtuning_job", str(out), "--die-at", "3", "5", OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr
     assert not (out / "adapter").exists()
     half = out / "trainer" / "checkpoint-6"  # a kill while a resume point is written leaves no mark on it

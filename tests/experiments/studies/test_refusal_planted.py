@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from experiments.evaluation import study
 from experiments.evaluation.attention_log import prompts_of
@@ -25,6 +24,7 @@ from mitigation.threshold import CalibratedShift
 from mitigation.vcd import VCD
 from tests.experiments.compose import ran
 from tests.experiments.refusing import Spoken, refusing_run
+from tests.mitigation.test_forced import by_plain_forwards
 from tests.planted import Plan, planted
 
 
@@ -177,18 +177,9 @@ def test_a_finished_refusal_run_is_analysed_by_its_own_openings(
     assert before == {name: (folder / name).read_bytes() for name in before}
 
 
-def by_plain_forwards(vlm: VLM, prompt: Prompt, openings: list[list[int]]) -> float:
-    """Minus the log-odds that the answer begins with an opening: a forward for each of its tokens."""
-    total = []
-    for opening in openings:
-        chance = 0.0
-        for size, token in enumerate(opening):
-            batch = vlm.encode([replace(prompt, answer_prefix=(*prompt.answer_prefix, *opening[:size]))])
-            with torch.no_grad():
-                logits = vlm.model(**batch, use_cache=False).logits[0, -1].double()
-            chance += float(logits.log_softmax(-1)[token])
-        total.append(chance)
-    refusing = min(float(torch.tensor(total, dtype=torch.float64).logsumexp(0)), -(2.0**-23))
+def margin_of(vlm: VLM, prompt: Prompt, openings: list[list[int]]) -> float:
+    """Minus the log-odds that the answer begins with an opening, by plain forwards."""
+    refusing = min(float(by_plain_forwards(vlm, [prompt], openings)[0].logsumexp(0)), -(2.0**-23))
     return math.log(-math.expm1(refusing)) - refusing
 
 
@@ -214,7 +205,7 @@ def test_the_margin_of_a_model_that_thinks_first_is_exact_after_its_thought(
         (prompt,) = prompts_of([samples[line["case"]]])
         thought = tuple(vlm.thought(prompt))
         assert tuple(line["answer_prefix"]) == thought
-        exact = by_plain_forwards(vlm, replace(prompt, answer_prefix=thought), openings)
+        exact = margin_of(vlm, replace(prompt, answer_prefix=thought), openings)
         rounding = 2.0**-21 * math.exp(max(0.0, -exact))  # of log P near 0, in float32
         assert line["safety_margin"] == pytest.approx(exact, abs=1e-5 + rounding)
         assert (exact > 0) == (line["verdict"] == "complied")
