@@ -82,7 +82,7 @@ class Sample:
     contrast). A picture of one's own, which is only drawn, is of the subset "own" with an "unknown" right answer.
     ``cluster`` names the unit that intervals resample; if it is "", the framework finds it. ``pair`` joins the two
     cases of a counterfactual pair: same sentence, two images, opposite truth. ``image`` is None where no image was
-    found. ``picture`` is a hash of what it shows, "" until it was opened to be checked. ``place`` is the case's
+    found. ``picture`` is a hash of what it shows, "" until it was opened to be checked. ``location`` is the case's
     position in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
     where the benchmark has none. ``alarming`` is True if the benchmark made the picture to look dangerous. The
     right answer does not matter: reports blur it. ``subset_name`` is what a user's table calls the subset.
@@ -101,7 +101,7 @@ class Sample:
     pair: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     picture: str = ""
-    place: str = ""
+    location: str = ""
     shows: str = ""
     alarming: bool = False
     subset_name: str = ""
@@ -123,12 +123,12 @@ class Sample:
 class Problem(NamedTuple):
     """What is wrong with one case of a benchmark, and where it stands."""
 
-    place: str  # "line 12"; "" where it is not known
+    location: str  # "line 12"; "" where it is not known
     case: str  # its id, as far as it is known
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.place}{', ' if self.place else ''}case {self.case[:60]!r}: {self.reason}"
+        return f"{self.location}{', ' if self.location else ''}case {self.case[:60]!r}: {self.reason}"
 
 
 class Loaded(NamedTuple):

@@ -329,7 +329,7 @@ class Lengths:
         self._pictures: dict[Size, int] = {}
         self.refused: dict[Size, str] = {}  # sizes that the model's processor cannot take, with its reason
 
-    def of(self, prompts: "Sequence[Prompt]", sizes: Sequence[Sequence[Size]]) -> list[int]:
+    def count(self, prompts: "Sequence[Prompt]", sizes: Sequence[Sequence[Size]]) -> list[int]:
         """Return the length of each prompt, with pictures of these ``sizes`` in place of its own."""
         keys = [_words(prompt) for prompt in prompts]
         self._read({key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self._texts})
@@ -343,7 +343,7 @@ class Lengths:
 
     def of_prompts(self, prompts: "Sequence[Prompt]") -> list[int]:
         """Return the length of each prompt, its system text included."""
-        return self.of(prompts, [[image.size for image in prompt.images] for prompt in prompts])
+        return self.count(prompts, [[image.size for image in prompt.images] for prompt in prompts])
 
     def refusal(self, size: Size) -> str:
         """Return why the model's processor cannot take a picture of this size, "" if it can."""

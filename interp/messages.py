@@ -25,11 +25,11 @@ ORIENTATION = 0x0112  # the EXIF tag
 
 
 class PictureRefused(UserError):
-    """A picture that a model's processor cannot take; ``place`` is its prompt's in the batch."""
+    """A picture that a model's processor cannot take; ``position`` is its prompt's in the batch."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.place = position
+        self.position = position
 
 
 def as_seen(image: Image.Image) -> Image.Image:

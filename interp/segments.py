@@ -157,7 +157,7 @@ class Segments:
         inside = self._inside[name][:, :stop]
         return torch.nn.functional.pad(inside, (0, stop - inside.shape[1]), value=name == "generated")
 
-    def found(self, find: Finder, stop: int) -> Bool[Tensor, "row column"]:
+    def search(self, find: Finder, stop: int) -> Bool[Tensor, "row column"]:
         """True at the columns that ``find`` gives, of the first ``stop``."""
         columns = torch.arange(stop)
         return torch.stack([torch.isin(columns, torch.tensor(list(find(row)), dtype=torch.long)) for row in self.rows])

@@ -111,7 +111,7 @@ def _added(
     if not relative:
         return weight * edges[:, None].to(dtype)
     parts = [
-        (weight * call.at(some).scores().abs() * own[:, None]).to(dtype)
+        (weight * call.select(some).scores().abs() * own[:, None]).to(dtype)
         for some, own in zip(places.split(CHUNK), edges.split(CHUNK, dim=1), strict=True)
     ]
     return torch.cat(parts, dim=2)

@@ -225,7 +225,7 @@ class TrainedFile:
     KIND: ClassVar[str]  # of the file (``interp.tensor_file``)
 
     @classmethod
-    def of(cls, path: Path, **settings: Any) -> Any:
+    def from_file(cls, path: Path, **settings: Any) -> Any:
         """Return the method that was written to ``path``.
 
         Raises:

@@ -93,7 +93,7 @@ def labelled() -> tuple[list[Prompt], list[bool]]:
 
 def test_a_direction_is_learned_from_labels(written: Path, vlm: VLM, tmp_path: Path) -> None:
     prompts, safe = labelled()
-    states = residuals(vlm, prompts, layers=[2]).at("verdict", 2)
+    states = residuals(vlm, prompts, layers=[2]).select("verdict", 2)
     label = torch.tensor(safe)
     direction = states[label].mean(0) - states[~label].mean(0)
 

@@ -68,7 +68,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, words: Wor
         raise UserError(f"{message(name, problems, total, words)}\n{way_out}")
     missing = dict(loaded.missing)
     for number, problem in enumerate(problems, 1):
-        missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
+        missing[f"{problem.case[:60]} ({problem.location or number})"] = f"skipped, {problem.reason}"
     return Loaded(valid, missing, loaded.manifest or manifest(valid))
 
 
@@ -82,9 +82,9 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
     bad_pairs = _bad_pairs(loaded, kind)
     for index, sample in enumerate(loaded.samples):
         reasons = [*_of_case(sample, kind, seen), *filter(None, (faults.get(index), bad_pairs.get(sample.pair or "")))]
-        seen.setdefault(sample.id, sample.place)
+        seen.setdefault(sample.id, sample.location)
         if reasons:
-            problems.append(Problem(sample.place, sample.id, "; ".join(reasons)))
+            problems.append(Problem(sample.location, sample.id, "; ".join(reasons)))
         else:
             valid.append(replace(sample, picture=pictures[index]))
     return clustered(valid), problems
@@ -252,7 +252,7 @@ def message(
 
 
 def _line(problem: Problem) -> tuple[int, str]:
-    number = "".join(letter for letter in problem.place if letter.isdigit())[:12]
+    number = "".join(letter for letter in problem.location if letter.isdigit())[:12]
     return int(number or 0), problem.case
 
 
@@ -289,7 +289,7 @@ def disjoint(
         way_out = "keep each case on one side; no other case is left to learn from" if skip_bad else words.way_out
         text = message(name, list(problems.values()), len(learned.samples), words)
         raise UserError(f"{text}\n{way_out}")
-    left = {f"{problem.case[:60]} ({problem.place})": f"skipped, {problem.reason}" for problem in problems.values()}
+    left = {f"{problem.case[:60]} ({problem.location})": f"skipped, {problem.reason}" for problem in problems.values()}
     return learned._replace(samples=separate, missing=learned.missing | left)
 
 
@@ -307,8 +307,10 @@ def shared(learned: Sequence[Sample], tested: Sequence[Sample], *, clusters: boo
         traits = ((what, owners.get((what, value))) for what, value in _traits(sample, clusters=clusters))
         for what, twin in ((SAME, _same(sample, texts)), *traits):
             if twin is not None:
-                where = f" ({twin.place})" if twin.place else ""
-                same[index] = Problem(sample.place, sample.id, f"{what} of the evaluated case {twin.id[:60]!r}{where}")
+                where = f" ({twin.location})" if twin.location else ""
+                same[index] = Problem(
+                    sample.location, sample.id, f"{what} of the evaluated case {twin.id[:60]!r}{where}"
+                )
                 break
     return same
 

@@ -82,7 +82,7 @@ def published_rows(path: Path, columns: Collection[str]) -> list[tuple[str, dict
     way_out = "take the file as it is published"
     rows = read_file(path, columns, get=way_out)
     if rows.problems or not rows.rows:
-        wrong = f"{rows.problems[0].place}: {rows.problems[0].reason}" if rows.problems else "it has no rows"
+        wrong = f"{rows.problems[0].location}: {rows.problems[0].reason}" if rows.problems else "it has no rows"
         raise UserError(f"{path}: {wrong}; {way_out}")
     return rows.rows
 

@@ -244,7 +244,7 @@ class Table:
             pair=_word(cells, "pair") or None,
             tags={name: tag for name, tag in tags.items() if tag}
             | {name: _prose(cells, name) for name in self.further},
-            place=position,
+            location=position,
             shows=_prose(cells, "shows").strip(),
             alarming=picture == ALARMING,
             subset_name=part or label.casefold(),

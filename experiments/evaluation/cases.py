@@ -127,7 +127,7 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
     """
     counted = None
     if lengths is not None and rule.tokens is not None:
-        counted = lengths.of(*outlines(samples))
+        counted = lengths.count(*outlines(samples))
     formed = rule.form(counted, [len(sample.images) for sample in samples])
     return [[samples[place] for place in batch] for batch in formed]
 

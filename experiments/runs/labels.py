@@ -143,7 +143,7 @@ def read_labels(paths: Sequence[Path]) -> Labels:
     allowed = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
     for path in paths:
         table = read_file(path, ("id", "label"), get=GET)
-        notes += [f"{path.name}, {problem.place}: {problem.reason}; left out" for problem in table.problems]
+        notes += [f"{path.name}, {problem.location}: {problem.reason}; left out" for problem in table.problems]
         for line, row in table.rows:
             cells = {name: plain_cell(str(cell or "").strip()) for name, cell in row.items()}
             where, answer = f"{path.name}, {line}", cells["id"]

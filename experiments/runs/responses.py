@@ -50,7 +50,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
         raise UserError(f"{path} is missing; {GET}")
     rows = read_file(path, COLUMNS, option="method")
     for problem in rows.problems:
-        raise UserError(f"{path}, {problem.place}: {problem.reason}; correct the file")
+        raise UserError(f"{path}, {problem.location}: {problem.reason}; correct the file")
     for line, row in rows.rows:
         case, response = _of_row(row, f"{path}, {line}")
         if path.suffix != ".jsonl":  # a table has no null

@@ -112,7 +112,7 @@ class _Capture:
         columns = self.mapped if mapped else self.logged
         if not _consecutive(call, columns):
             for places in self.places(call.key.device, mapped=mapped).split(FEW):
-                yield call.at(places).rows()
+                yield call.select(places).rows()
             return
         first = columns[0] - self.forward.start
         for start in range(first, first + len(columns), FEW):
@@ -272,7 +272,7 @@ def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query
         (rows,) = sight.rows_of(call, mapped=False)
         return (rows.flatten(1, 2) @ sight.indicator(call, torch.float32)).unflatten(1, rows.shape[1:3])
     places = sight.places(call.key.device, mapped=False)
-    batch = call if len(places) == call.query.shape[2] else call.at(places)
+    batch = call if len(places) == call.query.shape[2] else call.select(places)
     indicator, width = sight.indicator(call, call.value.dtype), call.value.shape[3]
     values = sight.forward.once((id(indicator), width), lambda: _as_values(indicator, width))
     return _kernel_mass(batch, values, indicator.shape[2])

@@ -88,9 +88,9 @@ class ModelConfig:
             raise UserError(
                 f"model {self.name!r} has an empty path; it is {ORGANISM}<name>, a folder or a hub id; set model.path"
             )
-        for name, known in (("dtype", DTYPES), ("device_map", (None, *DEVICE_MAPS))):
-            if (value := getattr(self, name)) not in known:
-                names = ", ".join(each for each in known if each)
+        for name, choices in (("dtype", DTYPES), ("device_map", (None, *DEVICE_MAPS))):
+            if (value := getattr(self, name)) not in choices:
+                names = ", ".join(each for each in choices if each)
                 raise UserError(f"unknown {name} {value!r}; known: {names}; set model.{name} to one of them")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UserError(

@@ -78,7 +78,7 @@ class AttentionCall:
         last = places + (len(keys) - self.query.shape[2])
         return (keys[None] <= last[:, None])[None, None]
 
-    def at(self, places: Int[Tensor, " query"]) -> "AttentionCall":
+    def select(self, places: Int[Tensor, " query"]) -> "AttentionCall":
         """Return the same call for the queries at ``places`` only, with an explicit mask."""
         raised = (Raised(torch.arange(len(places), device=places.device), self.added(places)),) if self.raised else ()
         return replace(self, query=self.query[:, :, places], mask=self.allowed(places), raised=raised)
@@ -155,7 +155,7 @@ def _by_rows(call: AttentionCall, value: Float[Tensor, " row #group key dim"]) -
     value = repeat(value, "row group key dim -> row (group n) key dim", n=call.query.shape[1] // value.shape[1])
     parts = []
     for places in torch.arange(call.query.shape[2], device=call.key.device).split(CHUNK):
-        weights = call.at(places).rows().to(value.dtype)
+        weights = call.select(places).rows().to(value.dtype)
         parts.append(einsum(weights, value, "row head query key, row head key dim -> row query head dim"))
     return torch.cat(parts, dim=1)
 
@@ -216,14 +216,14 @@ def _by_kernel(
     """Attention by transformers' sdpa. Queries whose logits are raised get a mask of their own, the others none."""
     queries = call.query.shape[2]
     if any(len(one.places) == queries for one in call.raised):  # all of them, as while decoding
-        return _masked(call.at(torch.arange(queries, device=call.key.device)), value, **kwargs)
+        return _masked(call.select(torch.arange(queries, device=call.key.device)), value, **kwargs)
     output, _ = sdpa_attention_forward(
         call.module, call.query, call.key, value, call.mask, scaling=call.scaling, is_causal=is_causal, **kwargs
     )
     if not call.raised:
         return output
     places = torch.cat([one.places for one in call.raised])  # one that is there twice gets the same row twice
-    return output.index_copy(1, places, _masked(call.at(places), value, **kwargs))
+    return output.index_copy(1, places, _masked(call.select(places), value, **kwargs))
 
 
 def _masked(

@@ -70,7 +70,7 @@ class Activations:
     what: str = "residual"
     keys: tuple[str, ...] = ()
 
-    def at(self, region: Place, layer: int) -> Float[Tensor, " row *width"]:
+    def select(self, region: Place, layer: int) -> Float[Tensor, " row *width"]:
         """Return the states of one place and layer.
 
         Raises:
@@ -105,7 +105,7 @@ class LayerStates:
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
         return to_device(self.sight.where(region, self.start, self.hidden.shape[1]), self.hidden.device)
 
-    def at(self, *places: Place) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+    def indices(self, *places: Place) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """Row and column of each state at one of ``places``, to index ``hidden`` with.
 
         Unlike the masks of ``where``, such indices do not make the host wait for the device.
@@ -125,7 +125,7 @@ class LayerStates:
         """
         where = self.sight.where(region, self.start, self.hidden.shape[1])
         if bool((where.sum(1) == 1).all()):
-            return self.hidden[self.at(region)].float()
+            return self.hidden[self.indices(region)].float()
         columns = [to_device(row.nonzero()[:, 0], self.hidden.device) for row in where]
         # A row at a time, so that no float32 copy of the whole batch is made.
         return torch.stack([row[own].float().mean(0) for row, own in zip(self.hidden, columns, strict=True)])
@@ -160,7 +160,7 @@ def residuals(
         missing = [name for name in names if name in wanted]
         there = list(dict.fromkeys(place for place, _ in missing)), sorted({layer for _, layer in missing})
         states = read(chosen, places=there[0], layers=there[1])
-        return {name: states.at(*name) for name in missing}
+        return {name: states.select(*name) for name in missing}
 
     memory = memory_for(vlm, prompts)
     if memory is None:
@@ -346,7 +346,7 @@ class Watch(Follower):
 def at_place(segments: Segments, region: Place, start: int, stop: int) -> Bool[Tensor, "row column"]:
     """True where a column from ``start`` up to ``stop`` is at ``place``: a ``Place``, or ``generated``."""
     if callable(region):
-        return segments.found(region, stop)[:, start:]
+        return segments.search(region, stop)[:, start:]
     columns = torch.arange(stop)
     if isinstance(region, int):
         members = ~segments.columns_of("padding", stop)

@@ -39,7 +39,7 @@ class Direction:
     """
 
     name: str
-    place: str
+    position: str
     layer: int
     kind: str  # one of ``Kind``
     vector: Float[Tensor, " width"]
@@ -87,7 +87,7 @@ def fit_direction(
     along = states @ vector
     return Direction(
         name=name,
-        place=position,
+        position=position,
         layer=layer,
         kind=kind,
         vector=torch.from_numpy(vector).float(),

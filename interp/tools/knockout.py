@@ -75,30 +75,30 @@ class Cut(NamedTuple):
 class KnockoutEffects:
     """The effect of each of ``cuts`` on each prompt, in logits; float32, on the CPU.
 
-    ``moved`` is the margin with the edges cut minus ``whole``, the margin without. ``uncut`` are layers without
+    ``moved`` is the margin with the edges cut minus ``unedited``, the margin without. ``uncut`` are layers without
     attention (recurrent, convolutional): no cut reaches them, what they carry from token to token still arrives, and an
     effect is a lower bound.
     """
 
     moved: Float[Tensor, "cut row"]
-    whole: Float[Tensor, " row"]
+    unedited: Float[Tensor, " row"]
     cuts: tuple[Cut, ...]
     uncut: tuple[int, ...] = ()
 
     @property
     def table(self) -> pd.DataFrame:
-        """Tidy table with columns first_layer, last_layer, row, whole, moved."""
+        """Tidy table with columns first_layer, last_layer, row, unedited, moved."""
         return pd.DataFrame(
             {
                 "first_layer": layers[0],
                 "last_layer": layers[-1],
                 "row": row,
-                "whole": float(self.whole[row]),
+                "unedited": float(self.unedited[row]),
                 "moved": float(self.moved[i, row]),
             }
             for i, (_, layers) in enumerate(self.cuts)
             if layers
-            for row in range(len(self.whole))
+            for row in range(len(self.unedited))
         )
 
 
@@ -230,7 +230,7 @@ def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "ro
 def _at(segments: Segments, end: End, total: int) -> Bool[Tensor, "row column"]:
     """True at the columns of one end of an edge, of ``total``."""
     if not isinstance(end, str):
-        return segments.found(end, total)
+        return segments.search(end, total)
     if end == VERDICT:
         return (torch.arange(total) == segments.width - 1).expand(len(segments.rows), -1)
     if PART.fullmatch(end):

@@ -78,7 +78,7 @@ class PatchEffects:
         unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
         return (self.moved / (self.other - self.clean)).masked_fill(_over(unknown, self.moved), torch.nan)
 
-    def at(self, position: Place, layer: int) -> Float[Tensor, "*head row"]:
+    def select(self, position: Place, layer: int) -> Float[Tensor, "*head row"]:
         """Return the effects of one place and layer.
 
         Raises:

@@ -84,7 +84,7 @@ class DirectionSteering:
         questions = [prompt.text for prompt in prompts]
         fitted = [
             fit_direction(
-                read.at("verdict", layer), labels, questions, name=self.towards, position="verdict", layer=layer,
+                read.select("verdict", layer), labels, questions, name=self.towards, position="verdict", layer=layer,
                 kind=self.kind, seed=self.seed,
             )
             for layer in layers
@@ -147,7 +147,7 @@ class LearnedSteering:
         vector = added.like(here.hidden)
         if self.columns == "all":
             return here.hidden + vector
-        answer = here.at("verdict", "generated")
+        answer = here.indices("verdict", "generated")
         if self.columns == "prompt":
             edited = here.hidden + vector
             edited[answer] = here.hidden[answer]

@@ -81,7 +81,9 @@ class AblateDirection:
         read = residuals(vlm, prompts, layers=range(1, last + 1))
         questions = [prompt.text for prompt in prompts]
         fitted = [
-            fit_direction(read.at("verdict", layer), unsafe, questions, name="unsafe", position="verdict", layer=layer)
+            fit_direction(
+                read.select("verdict", layer), unsafe, questions, name="unsafe", position="verdict", layer=layer
+            )
             for layer in layers
         ]
         suspects = suspects[:: max(1, len(suspects) // CHOOSING_CASES)]
@@ -99,7 +101,7 @@ class AblateDirection:
         Raises:
             UserError: the file belongs to another method.
         """
-        return LearnedAblation.of(out, to=self.to)
+        return LearnedAblation.from_file(out, to=self.to)
 
 
 @dataclass(frozen=True)

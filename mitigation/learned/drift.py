@@ -112,7 +112,7 @@ class DriftCorrection:
         Raises:
             UserError: the file belongs to another method.
         """
-        return LearnedDrift.of(out, settings=self)
+        return LearnedDrift.from_file(out, settings=self)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class LearnedDrift(TrainedFile):
             if settings.control == "shuffled":
                 captions = exchanged(captions, prompts, self.about["captions"], settings.seed)
             words = settings.words.in_words(prompts, captions)
-            targets = residuals(unwrapped(vlm), words, layers=[layer]).at("verdict", layer)
+            targets = residuals(unwrapped(vlm), words, layers=[layer]).select("verdict", layer)
         with corrected(vlm, correction, layer, settings.strength, targets):
             generation = vlm.generate(prompts, max_new_tokens=max_new_tokens)
         return steps.noted(generation) if self.drops_image else generation

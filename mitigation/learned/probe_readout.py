@@ -85,7 +85,7 @@ class TruthReadout:
         Raises:
             UserError: the file belongs to another method.
         """
-        return LearnedReadout.of(out, strength=self.strength)
+        return LearnedReadout.from_file(out, strength=self.strength)
 
 
 @dataclass(frozen=True)

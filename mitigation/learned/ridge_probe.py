@@ -110,7 +110,7 @@ class _Part:
     tested: Float[Tensor, "test rank"]  # the fold's own, along the right singular vectors
 
     @classmethod
-    def of(cls, question: Float[Tensor, "row width"], train: Bool[Tensor, " row"]) -> "_Part":
+    def build(cls, question: Float[Tensor, "row width"], train: Bool[Tensor, " row"]) -> "_Part":
         mean = question[train].mean(0)
         left, spectrum, right = torch.linalg.svd(question[train] - mean, full_matrices=False)
         return cls(train, left, spectrum, (question[~train] - mean) @ right.T)
@@ -127,25 +127,25 @@ class _Part:
     def explained(
         self, questions: Float[Tensor, "some rank"], along: Float[Tensor, "rank width"], penalty: float
     ) -> Float[Tensor, "some width"]:
-        """Return the states that ridge regression predicts from ``questions`` (``asked`` or ``tested``).
+        """Return the states that ridge regression predicts from ``questions`` (``fitted`` or ``tested``).
 
         It is fitted on those whose projections on ``left`` are ``along``.
         """
         return (questions * (self.spectrum / (self.spectrum.square() + penalty * self.size))) @ along
 
     @property
-    def asked(self) -> Float[Tensor, "train rank"]:
+    def fitted(self) -> Float[Tensor, "train rank"]:
         """The questions fitted on, along the right singular vectors."""
         return self.left * self.spectrum
 
     def products(self) -> tuple[Tensor, Tensor]:
         """Return the questions' inner products with those fitted on: of these, and of the fold's."""
-        return self.asked @ self.asked.T, self.tested @ self.asked.T
+        return self.fitted @ self.fitted.T, self.tested @ self.fitted.T
 
 
 def question_parts(question: Float[Tensor, "row width"], fold: Int[Tensor, " row"]) -> list[_Part]:
     """Return the folds of cases with these questions, for ``HeldOut``."""
-    return [_Part.of(question.double(), fold != number) for number in fold.unique()]
+    return [_Part.build(question.double(), fold != number) for number in fold.unique()]
 
 
 class HeldOut:
@@ -168,7 +168,7 @@ class HeldOut:
         self.share_penalty = min(SHARE_PENALTIES, key=error) if share_penalty is None else share_penalty
         self._parts: list[tuple[_Part, Tensor, Tensor]] = []
         for part, (fitted, current), a in zip(parts, verdicts, along, strict=True):
-            rest = fitted - part.explained(part.asked, a, self.share_penalty)
+            rest = fitted - part.explained(part.fitted, a, self.share_penalty)
             left = current - part.explained(part.tested, a, self.share_penalty)
             gram, tested = rest @ rest.T / _size(rest), left @ rest.T / _size(rest)
             if read.image is not None:
@@ -258,7 +258,7 @@ def learn_readout(
     fold = question_folds([prompt.text for prompt in prompts], safe, folds=folds, seed=seed)
     layers = tuple(range(1, last_layer(vlm) + 1)) if layer is None else (layer,)
     read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *layers))
-    parts = question_parts(read.at("user", 0), fold)
+    parts = question_parts(read.select("user", 0), fold)
     best: tuple[float, int, float, HeldOut] | None = None
     for here in layers:
         validated = HeldOut(_at(read, here, conjunction), parts)
@@ -355,7 +355,7 @@ class VerdictEdit:
 
     def edit(self, here: LayerStates) -> Tensor | None:
         """Read the question at layer 0, and edit the verdict at ``layer``. Ignore decoding steps."""
-        verdict = here.at("verdict")
+        verdict = here.indices("verdict")
         if not len(verdict[0]):
             return None
         if here.layer == 0:
@@ -374,7 +374,7 @@ def _places(image: bool) -> tuple[str, ...]:
 
 
 def _at(read: Residuals, layer: int, image: bool) -> Pooled:
-    return Pooled(read.at("verdict", layer), read.at("user", 0), read.at("image", layer) if image else None)
+    return Pooled(read.select("verdict", layer), read.select("user", 0), read.select("image", layer) if image else None)
 
 
 def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int, seed: int) -> Int[Tensor, " row"]:

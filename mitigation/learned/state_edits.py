@@ -73,7 +73,7 @@ def levelled(vlm: "VLM", direction: Float[Tensor, " width"], levels: Float[Tenso
     units, heights = Copies(_unit(direction).float()), Copies(levels)
 
     def edit(here: LayerStates) -> Tensor:
-        places = here.at("verdict", "generated")
+        places = here.indices("verdict", "generated")
         edited = here.hidden.clone()
         states = edited[places].float()
         unit, level = units.like(states), heights.like(states)[here.layer - 1]
@@ -145,9 +145,9 @@ def corrected(
     drifts: list[States] = []
 
     def edit(here: LayerStates) -> Tensor:
-        if len(here.at("verdict")[0]):
+        if len(here.indices("verdict")[0]):
             drifts[:] = [strength * correction.subtracted(here.mean("verdict"), targets)]
-        hidden, where = here.hidden.clone(), here.at("verdict", "generated")
+        hidden, where = here.hidden.clone(), here.indices("verdict", "generated")
         if len(where[0]):
             hidden[where] -= drifts[0][where[0]].to(hidden)
         return hidden
@@ -156,16 +156,16 @@ def corrected(
         yield
 
 
-def exchanged(captions: Sequence[str], prompts: Sequence[Prompt], known: Sequence[str], seed: int) -> list[str]:
-    """Return another of the ``known`` captions for each, drawn by the prompt's key.
+def exchanged(captions: Sequence[str], prompts: Sequence[Prompt], pool: Sequence[str], seed: int) -> list[str]:
+    """Return another of the captions of the ``pool`` for each, drawn by the prompt's key.
 
     Raises:
         UserError: there is no other.
     """
-    if len(set(known)) < 2:
-        raise UserError(f"{len(set(known))} different captions; one is exchanged for another; take more cases")
+    if len(set(pool)) < 2:
+        raise UserError(f"{len(set(pool))} different captions; one is exchanged for another; take more cases")
     draws = [random.Random(f"{seed}:{prompt.key or prompt.text}") for prompt in prompts]
-    others = [[other for other in known if other != caption] for caption in captions]
+    others = [[other for other in pool if other != caption] for caption in captions]
     return [draw.choice(choices) for draw, choices in zip(draws, others, strict=True)]
 
 
@@ -198,9 +198,11 @@ def learn_drift(
     pictured = residuals(vlm, visible, layers=layers)
 
     def fitted(cases: Bool[np.ndarray, " case"], layer: int) -> Correction:
-        unsafe, benign = (in_words.at("verdict", layer)[cases & (labels == label)].mean(0) for label in (False, True))
+        unsafe, benign = (
+            in_words.select("verdict", layer)[cases & (labels == label)].mean(0) for label in (False, True)
+        )
         parts = {"direction": normalize(benign - unsafe, dim=0)}
-        before, after = (states.at("verdict", layer)[cases] for states in (pictured, targets))
+        before, after = (states.select("verdict", layer)[cases] for states in (pictured, targets))
         if settings.correction == "mean":
             parts["bias"] = (after - before).mean(0)
         elif settings.correction == "map":
@@ -216,7 +218,7 @@ def learn_drift(
         cases = [prompts[row] for row in rows.tolist()]
 
         def score(batch: list[int]) -> Tensor:
-            with corrected(vlm, correction, layer, strength, targets.at("verdict", layer)[rows[batch]]):
+            with corrected(vlm, correction, layer, strength, targets.select("verdict", layer)[rows[batch]]):
                 return vlm.score([cases[place] for place in batch])
 
         margins = vlm.batches.measured(cases, score)
@@ -228,7 +230,7 @@ def learn_drift(
     areas = {layer: mean_area(layer, settings.strength) for layer in layers if len(layers) > 1}
     best = max(layers, key=lambda layer: areas.get(layer, 0.0))
     correction = fitted(np.ones(len(labels), dtype=bool), best)
-    mean = correction.drift(pictured.at("verdict", best), targets.at("verdict", best)).mean(0)
+    mean = correction.drift(pictured.select("verdict", best), targets.select("verdict", best)).mean(0)
     return correction, {
         "layer": best,
         "auroc": {f"layer {layer}": found for layer, found in areas.items()} | {"plain": mean_area(best, 0.0)},

@@ -129,11 +129,11 @@ def test_effect_is_the_change_of_the_margin(vlm: VLM) -> None:
         after = vlm.score(PROMPTS)
     effect = knockout_effect(vlm, PROMPTS, [("image", "verdict")], [0])
     torch.testing.assert_close(effect.moved, (after - before)[None], atol=1e-6, rtol=0)
-    torch.testing.assert_close(effect.whole, before)
+    torch.testing.assert_close(effect.unedited, before)
     assert (effect.moved.abs() > 1e-3).all()
     assert effect.cuts == (Cut([("image", "verdict")], (0,)),)
     assert effect.table["moved"].tolist() == effect.moved[0].tolist()
-    assert list(effect.table.columns) == ["first_layer", "last_layer", "row", "whole", "moved"]
+    assert list(effect.table.columns) == ["first_layer", "last_layer", "row", "unedited", "moved"]
     blind = [Prompt(prompt.text) for prompt in PROMPTS]
     everywhere = knockout_effect(vlm, blind, [("image", "verdict")])
     assert torch.equal(everywhere.moved, torch.zeros(1, 2))
@@ -159,7 +159,7 @@ def test_each_window_is_a_knockout_of_its_layers(family: Callable[[], families.P
         found = knockout_effect(vlm, PROMPTS, edges, width=width)
         for effect, window in zip(found.moved, expected, strict=True):
             assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window).moved[0])
-        torch.testing.assert_close(found.whole, whole, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.unedited, whole, atol=1e-5, rtol=0)
 
 
 @pytest.mark.long

@@ -184,9 +184,9 @@ def test_tools_take_parts():
         knockout_effect(vlm, conversation, [("image:3", "verdict")])
     other = CONVERSATION.with_images(lambda image: picture(9, image.size), only=[1])
     effects = patch(vlm, conversation, [other], places=["image:1", "image:2", "user:1"], layers=[0], least_gap=0.0)
-    assert effects.at("image:1", 0) == pytest.approx(1, abs=1e-3)
-    assert effects.at("image:2", 0) == pytest.approx(0, abs=1e-3)
-    assert effects.at("user:1", 0) == pytest.approx(0, abs=1e-3)
+    assert effects.select("image:1", 0) == pytest.approx(1, abs=1e-3)
+    assert effects.select("image:2", 0) == pytest.approx(0, abs=1e-3)
+    assert effects.select("user:1", 0) == pytest.approx(0, abs=1e-3)
     assert residuals(vlm, BATCH, places=["user:2"], layers=[1]).values.isnan().any(-1).tolist() == [
         [[False, True, True]]
     ]

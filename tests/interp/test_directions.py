@@ -70,7 +70,7 @@ def test_a_file_gives_back_what_was_saved(vlm: VLM, tmp_path: Path) -> None:
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
     for before, after in zip(directions, load_directions(tmp_path / "one.safetensors", vlm=vlm), strict=True):
         assert torch.equal(after.vector, before.vector)
-        for name in ("name", "place", "layer", "kind", "threshold", "gap", "accuracy", "auroc", "n", "positives"):
+        for name in ("name", "position", "layer", "kind", "threshold", "gap", "accuracy", "auroc", "n", "positives"):
             assert getattr(after, name) == getattr(before, name)
 
 

@@ -53,7 +53,7 @@ def test_rows_and_weighted_values_equal_a_slow_loop(kind, softcap):
         call = a_call(queries=1, softcap=softcap)
     slow = loop(call)
     assert torch.allclose(call.rows(), slow, atol=1e-6)
-    assert torch.allclose(call.at(torch.tensor([0])).rows(), slow[:, :, :1], atol=1e-6)
+    assert torch.allclose(call.select(torch.tensor([0])).rows(), slow[:, :, :1], atol=1e-6)
     values = call.value.repeat_interleave(2, dim=1)
     assert torch.allclose(call.weighted(call.value), (slow @ values).transpose(1, 2), atol=1e-6)
 

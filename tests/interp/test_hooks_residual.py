@@ -61,8 +61,10 @@ def test_equal_to_transformers_own_hidden_states(name: str) -> None:
             for row in range(2):
                 columns = reference(segments, row, place)
                 expected = states[layer][row, columns].float().mean(0)
-                torch.testing.assert_close(found.at(place, layer)[row], expected, atol=1e-5, rtol=1e-5, equal_nan=True)
-    assert not found.at("verdict", 0).isnan().any()
+                torch.testing.assert_close(
+                    found.select(place, layer)[row], expected, atol=1e-5, rtol=1e-5, equal_nan=True
+                )
+    assert not found.select("verdict", 0).isnan().any()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
@@ -95,8 +97,8 @@ def test_an_edit_is_there_where_it_was_made(family: Callable[[], Pieces], dtype:
                 after = residuals(vlm, PROMPTS, places=PLACES)
             for other in ("image", "verdict", "user", "sink", "template"):
                 factor = 2 if other == place else 1
-                expected = factor * before.at(other, layer)
-                torch.testing.assert_close(after.at(other, layer), expected, atol=0, rtol=0, equal_nan=True)
+                expected = factor * before.select(other, layer)
+                torch.testing.assert_close(after.select(other, layer), expected, atol=0, rtol=0, equal_nan=True)
             torch.testing.assert_close(
                 after.values[:, :layer], before.values[:, :layer], atol=0, rtol=0, equal_nan=True
             )

@@ -51,9 +51,9 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
     assert found.moved[found.places.index("verdict")].isfinite().all()
     whole = found.values[found.places.index("all"), first:]
     assert torch.equal(whole, torch.ones_like(whole))
-    assert torch.equal(found.at("verdict", last_layer(vlm)), torch.ones(2))
+    assert torch.equal(found.select("verdict", last_layer(vlm)), torch.ones(2))
     for place in set(found.places) - {"all", "verdict"}:
-        assert torch.equal(found.at(place, last_layer(vlm)), torch.zeros(2))
+        assert torch.equal(found.select(place, last_layer(vlm)), torch.zeros(2))
     torch.testing.assert_close(found.clean, vlm.score(CLEAN), atol=0, rtol=0)
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
 
@@ -76,7 +76,7 @@ def test_positions_are_places(vlm: VLM) -> None:
     width = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).width
     found = patch(vlm, CLEAN[:1], OTHER[:1], places=range(1 - width, 1), layers=[1], least_gap=0.0)
     named = patch(vlm, CLEAN[:1], OTHER[:1], places=("verdict",), layers=[1], least_gap=0.0)
-    assert torch.equal(found.at(0, 1), named.at("verdict", 1))
+    assert torch.equal(found.select(0, 1), named.select("verdict", 1))
     assert found.places[0] == 1 - width
     before = patch(vlm, CLEAN[:1], OTHER[:1], places=(-width,), layers=[1])
     assert before.reasons == (("neither prompt has such a place",),)
@@ -107,8 +107,8 @@ def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
         handle = layer.register_forward_hook(exchange)
         patched = vlm.score(CLEAN[:1])
         handle.remove()
-        assert torch.equal(found.at(place, 1), (patched - found.clean) / (found.other - found.clean))
-    assert not 0 < found.at("image", 1) - 1 < 1e-6
+        assert torch.equal(found.select(place, 1), (patched - found.clean) / (found.other - found.clean))
+    assert not 0 < found.select("image", 1) - 1 < 1e-6
 
 
 def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
@@ -117,7 +117,7 @@ def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
         with pytest.raises(UserError, match=rf"pair 1 \('b' and 'long'\) does not align at '{place}'.*({reason})"):
             patch(vlm, CLEAN, longer, places=(place,), batch_size=1)
     found = patch(vlm, CLEAN, longer, places=("image", "verdict", "last_user", "sink"))
-    assert torch.equal(found.at("verdict", 2), torch.ones(2))
+    assert torch.equal(found.select("verdict", 2), torch.ones(2))
     assert misaligned(vlm, CLEAN, longer, places=("image", "user")) == ["", "4 columns against 5"]
     blind = [Prompt(prompt.text, system=prompt.system) for prompt in CLEAN]
     assert misaligned(vlm, CLEAN[:1], blind[:1], places=("image",)) == ["9 columns against 0"]
@@ -127,9 +127,9 @@ def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
 
 def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> None:
     found = patch(vlm, CLEAN, OTHER, places=("system", "verdict"), layers=[2])
-    assert found.at("system", 2).isnan().tolist() == [True, False]
+    assert found.select("system", 2).isnan().tolist() == [True, False]
     assert found.reasons[0] == ("neither prompt has such a place", "")
-    assert not found.at("verdict", 2).isnan().any()
+    assert not found.select("verdict", 2).isnan().any()
     near = patch(vlm, CLEAN, OTHER, places=("verdict",), layers=[2], least_gap=1e6)
     assert near.values.isnan().all()
     assert "logits apart" in near.reasons[0][0]
@@ -150,6 +150,6 @@ def test_a_word_is_a_place(vlm: VLM) -> None:
     (column,) = this(row)
     found = patch(vlm, clean, other, places=(this, no_word), layers=[1], least_gap=0.0)
     same = patch(vlm, clean, other, places=(column - len(row.labels) + 1,), layers=[1], least_gap=0.0)
-    assert torch.equal(found.at(this, 1), same.values[0, 0])
+    assert torch.equal(found.select(this, 1), same.values[0, 0])
     assert found.reasons[1] == ("neither prompt has such a place",)
     assert found.table["place"].tolist() == ["this", "no_word"]

@@ -95,11 +95,11 @@ def test_a_planted_picture_cause_is_found_by_patching() -> None:
     effects = patch(vlm, clean, other, places=("image", "user", "verdict"), metric=metric)
     ones, zeros = torch.ones(2), torch.zeros(2)
     close: Any = {"atol": 1e-3, "rtol": 0}
-    torch.testing.assert_close(effects.at("image", 1), ones, **close)  # the head of layer 1 reads it
-    torch.testing.assert_close(effects.at("image", 2), zeros, **close)
-    torch.testing.assert_close(effects.at("verdict", 1), zeros, **close)
-    torch.testing.assert_close(effects.at("verdict", 2), ones, **close)  # also in the columns of the openings
-    torch.testing.assert_close(effects.at("verdict", 4), ones, **close)
+    torch.testing.assert_close(effects.select("image", 1), ones, **close)  # the head of layer 1 reads it
+    torch.testing.assert_close(effects.select("image", 2), zeros, **close)
+    torch.testing.assert_close(effects.select("verdict", 1), zeros, **close)
+    torch.testing.assert_close(effects.select("verdict", 2), ones, **close)  # also in the columns of the openings
+    torch.testing.assert_close(effects.select("verdict", 4), ones, **close)
     torch.testing.assert_close(effects.values[1], torch.zeros_like(effects.values[1]), **close)
 
 

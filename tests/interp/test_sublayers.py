@@ -38,7 +38,7 @@ def by_hand(vlm: VLM, prompt: Prompt) -> dict[str, Tensor]:
 def test_what_is_read_is_what_hooks_find(family: VLM, prompts: list[Prompt]) -> None:
     for prompt in prompts:
         expected = by_hand(family, prompt)
-        found = {what: activations(family, prompt, what=what, layers=[0]).at("verdict", 0)[0] for what in WHAT}
+        found = {what: activations(family, prompt, what=what, layers=[0]).select("verdict", 0)[0] for what in WHAT}
         for what in ("residual", "attention", "mlp"):
             torch.testing.assert_close(found[what], expected[what], atol=1e-6, rtol=1e-6)
         assert found["head"].shape[0] == 4

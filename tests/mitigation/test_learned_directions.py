@@ -192,7 +192,7 @@ def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_pat
         ):
             after = residuals(overruled, prompts[:2], places=("verdict", "user"), layers=(2,))
         for place in ("verdict", "user"):
-            change = (after.at(place, 2) - before.at(place, 2)) @ found.vector
+            change = (after.select(place, 2) - before.select(place, 2)) @ found.vector
             torch.testing.assert_close(change, torch.full((2,), 0.5 * found.gap if place in moved else 0.0))
 
 
@@ -252,9 +252,9 @@ def test_levels_hold_at_the_answer_alone(vlm: VLM, learned: LearnedAblation, pai
     with levelled(vlm, vector, levels):
         read = residuals(vlm, pair, places=("verdict", "user"))
     # An inner edit sees what the outer one left.
-    torch.testing.assert_close(read.at("verdict", 1) @ vector, torch.full((2,), 2.0), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(read.at("verdict", 2) @ vector, torch.full((2,), -1.0), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(read.at("user", 1), plain.at("user", 1))
+    torch.testing.assert_close(read.select("verdict", 1) @ vector, torch.full((2,), 2.0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(read.select("verdict", 2) @ vector, torch.full((2,), -1.0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(read.select("user", 1), plain.select("user", 1))
     assert replace(learned, to="safe").generate(vlm, pair, max_new_tokens=2).margins.isfinite().all()
 
 

@@ -244,7 +244,7 @@ def _lens(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt
 def _windows(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:
     windows = interp.knockout_effect(vlm, prompt, [EDGE], width=1)
     layers = [[cut.layers[0], cut.layers[-1]] for cut in windows.cuts if cut.layers]
-    return {"windows": layers, "moved": windows.moved[:, 0].tolist(), "whole": float(windows.whole[0])}
+    return {"windows": layers, "moved": windows.moved[:, 0].tolist(), "whole": float(windows.unedited[0])}
 
 
 def _patch(vlm: "VLM", experiment: Experiment, material: Material, prompt: Prompt) -> dict[str, Any]:

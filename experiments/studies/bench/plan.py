@@ -217,7 +217,7 @@ def outline(model: ModelConfig, dtype: Any) -> "tuple[VLM, str, float]":
 def batches_of(run: Run, samples: Sequence[Sample], vlm: "VLM", per_word: float = 1.0) -> list[Batch]:
     """Return the batches of a study; a word has ``per_word`` tokens."""
     prompts, pictured = outlines(samples)
-    lengths = Lengths(vlm).of(prompts, pictured)
+    lengths = Lengths(vlm).count(prompts, pictured)
     texts, sizes = [sample.prompt for sample in samples], [max(each, default=None) for each in pictured]
     lengths = [n + math.ceil((per_word - 1) * len(text.split())) for n, text in zip(lengths, texts, strict=True)]
     patches = {side: _patches(vlm, side) for side in dict.fromkeys(sizes)}

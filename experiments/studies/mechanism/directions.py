@@ -44,7 +44,7 @@ def fit_directions(
         for kind in KINDS:
             for layer in layers:
                 try:
-                    directions.append(fit_direction(states.at(POSITION, layer), label, groups, name=name,
+                    directions.append(fit_direction(states.select(POSITION, layer), label, groups, name=name,
                                                     position=POSITION, layer=layer, kind=kind, seed=seed))  # fmt: skip
                 except UserError as error:  # such as layer 0, where the verdict's column holds the same token always
                     missing.setdefault(name, str(error))
@@ -67,7 +67,9 @@ def direction_rows(
         rows.append(row("direction_auroc", arm=ARM, group=group, value=direction.auroc, n=direction.n,
                         clusters=direction.groups))  # fmt: skip
         if subset is not None and direction.gap:
-            along = project(states.at(direction.place, direction.layer), direction).double().numpy() / direction.gap
+            along = (
+                project(states.select(direction.position, direction.layer), direction).double().numpy() / direction.gap
+            )
             here = cases.in_subset(subset)
             gap = estimator.gap(along, here & cases.failed, here & ~cases.failed)
             rows.append(row("direction_gap", arm=ARM, group=group, subset=subset, against="successes", entry=gap))

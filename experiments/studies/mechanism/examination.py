@@ -91,7 +91,7 @@ class Examination:
         subset = None if selection is None else selection.subset
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
         if self.vlm.metric is None:
-            by_layer = [lens_margins(self.vlm, states.at(POSITION, layer)) for layer in self.layers]
+            by_layer = [lens_margins(self.vlm, states.select(POSITION, layer)) for layer in self.layers]
             lens = torch.stack(by_layer).double().numpy()
         else:
             lens = sequence_lens(self.vlm, self.prompts, self.vlm.metric, self.layers).double().numpy()
@@ -192,7 +192,7 @@ class Examination:
         with self.questions.guarded("ablation"):
             for name, vector in (vectors | {"a random direction": drawn / drawn.norm()}).items():
                 if vector is not None:
-                    level = float((states.at(POSITION, layer) @ vector).mean())
+                    level = float((states.select(POSITION, layer) @ vector).mean())
                     arms[f"{name} ablated"] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
         return [*rows, *interventions.reversal_rows(margins, arms, self.cases.safe, self.estimator)]
 
@@ -260,7 +260,7 @@ def ablated_margins(
     """
 
     def edit(here: LayerStates) -> Tensor:
-        where = here.at("verdict", "generated")
+        where = here.indices("verdict", "generated")
         edited = here.hidden.clone()
         states = edited[where].float()
         unit = vector.to(states)

@@ -53,7 +53,9 @@ class OwnTable:
         problems, samples = list(given.problems), []
         for sample in given.samples:
             if sample.image is None:
-                problems.append(Problem(sample.place, sample.id, "image: there is none; each row trained on has one"))
+                problems.append(
+                    Problem(sample.location, sample.id, "image: there is none; each row trained on has one")
+                )
                 continue
             for picture in sample.images:
                 if isinstance(picture, Path):
@@ -126,7 +128,7 @@ def _as_row(sample: Sample) -> Row:
         return picture if isinstance(picture, str | Path) else open_image(picture)
 
     turns = [turn.mapped(opened) for turn in sample.turns]
-    reasoning, line = sample.tags.get(REASONING, ""), _line(sample.place)
+    reasoning, line = sample.tags.get(REASONING, ""), _line(sample.location)
     verdict, other = ("Yes", "No") if sample.gold == "yes" else ("No", "Yes")
     return Row(opened(sample.image), sample.prompt, reasoning, verdict, rejected=other, line=line, about=sample.text,
                turns=turns)  # fmt: skip

@@ -21,7 +21,7 @@ def case(number: int, gold: str = "no", *, image: Any = None, **fields: Any) -> 
     subset = "typical" if gold == "no" else "over_safety"
     values: dict[str, Any] = {
         "id": f"c{number}", "subset": subset, "scenario": "s", "gold": gold, "text": f"text {number}",
-        "prompt": f"Is it safe? text {number}", "image": image, "cluster": f"k{number}", "place": f"line {number}",
+        "prompt": f"Is it safe? text {number}", "image": image, "cluster": f"k{number}", "location": f"line {number}",
     }  # fmt: skip
     return Sample(**(values | fields))
 

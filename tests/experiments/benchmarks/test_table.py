@@ -69,7 +69,7 @@ def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     )
     assert third.text == "=HYPERLINK(1)"
     assert open_image(second.image).getpixel((0, 0)) == (0, 0, 255)  # type: ignore[arg-type]
-    assert first.place == ("row 1" if form == "parquet" else "line 2" if form in ("csv", "xlsx") else "line 1")
+    assert first.location == ("row 1" if form == "parquet" else "line 2" if form in ("csv", "xlsx") else "line 1")
     assert ready(benchmark).manifest == ready(benchmark).manifest
 
 

@@ -95,7 +95,7 @@ def test_the_length_of_a_case_is_that_of_its_prompt() -> None:
     turns = (Message("user", (drawn, "what is this ?")), Message("assistant", ("a knife",)), question)
     sample = Sample("a", "benign", "s", "comply", "?", "?", drawn, "c", turns=turns)  # type: ignore[arg-type]
     prompt = prompt_of(sample, (picture(0, (40, 48)),))
-    assert Lengths(vlm).of(*outlines([sample])) == [vlm.encode([prompt])["input_ids"].shape[1]]
+    assert Lengths(vlm).count(*outlines([sample])) == [vlm.encode([prompt])["input_ids"].shape[1]]
     assert Lengths(vlm).of_prompts([CONVERSATION]) == [vlm.encode([CONVERSATION])["input_ids"].shape[1]]
 
 

@@ -68,7 +68,7 @@ def test_every_tool_that_looks_inside_ends(device: str, size: str, tmp_path: Pat
     few, others = prompts[:4], [replace(prompt, image=prompts[-1].image) for prompt in prompts[:4]]
     layers, path = len(vlm.module_map.attentions(vlm.model)), tmp_path / "readout.safetensors"
     states = residuals(vlm, prompts, places=("verdict", "image"))
-    assert states.at("verdict", layers).isfinite().all()
+    assert states.select("verdict", layers).isfinite().all()
     assert logit_lens(vlm, prompts) is not None
     assert knockout_effect(vlm, few, [("image", "verdict")], width=max(1, layers // 4)) is not None
     assert patch(vlm, few, others, layers=[1, layers // 2], least_gap=0.0) is not None
