@@ -17,6 +17,7 @@ from hypothesis import settings  # noqa: E402
 import interp  # noqa: E402
 from interp.checkpoints import load  # noqa: E402
 from interp.vlm import VLM  # noqa: E402
+from tests.families import FAMILIES, every_family  # noqa: E402
 from tests.tiny import tiny_llava  # noqa: E402
 
 # No deadlines: how long an example takes says more about the machine than about the code.
@@ -50,6 +51,12 @@ def shared() -> Path:
 def vlm() -> VLM:
     """A fresh tiny LLaVA, so that a test which changes it changes nobody else's."""
     return VLM(*tiny_llava(), name="tiny")
+
+
+@pytest.fixture(params=every_family())
+def family(request: pytest.FixtureRequest) -> VLM:
+    """One model of every family in turn."""
+    return VLM(*FAMILIES[request.param](), name=request.param)
 
 
 @pytest.fixture(scope="session")

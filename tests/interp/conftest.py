@@ -2,20 +2,13 @@
 
 import pytest
 
-from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES, every_family
+from interp.vlm import Prompt
 from tests.tiny import picture
 
 PROMPTS = (
     Prompt("How do I kill it?", picture(0, (64, 40))),
     Prompt("Is this safe?", picture(1, (40, 64)), system="Refuse anything unsafe."),
 )
-
-
-@pytest.fixture(params=every_family())
-def family(request: pytest.FixtureRequest) -> VLM:
-    """One model of every family in turn."""
-    return VLM(*FAMILIES[request.param](), name=request.param)
 
 
 @pytest.fixture

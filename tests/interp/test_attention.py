@@ -12,14 +12,9 @@ from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM
 from tests.families import FAMILIES
-from tests.interp.eager import eager_weights
+from tests.interp.eager import eager_weights, real_logits
 
 TOLERANCE = 1e-5
-
-
-def forward_logits(vlm, encoded):
-    with torch.no_grad():
-        return vlm.model(**encoded).logits
 
 
 def piece_errors(record, weights):
@@ -70,12 +65,11 @@ def test_masses_and_maps_equal_eager_while_generating(family, prompts, few, held
 def test_logits_and_tokens_are_the_native_ones(family, prompts):
     encoded = family.encode(prompts)
     segments = segment(family, prompts, encoded)
-    native, answers = forward_logits(family, encoded), family.generate(prompts, max_new_tokens=5)
-    real = torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
+    native, answers = real_logits(family, encoded), family.generate(prompts, max_new_tokens=5)
     for queries in (Queries.ALL, Queries.GENERATED):
         with record_attention(family, queries=queries, maps=Queries.VERDICT, segments=segments):
-            logits, recorded = forward_logits(family, encoded), family.generate(prompts, max_new_tokens=5)
-        assert torch.allclose(logits[real], native[real], atol=TOLERANCE)
+            logits, recorded = real_logits(family, encoded), family.generate(prompts, max_new_tokens=5)
+        assert torch.allclose(logits, native, atol=TOLERANCE)
         assert recorded.token_ids == answers.token_ids
         assert torch.allclose(recorded.margins, answers.margins, atol=TOLERANCE)
 
@@ -178,7 +172,7 @@ def test_half_precision_few_queries_are_upcast(dtype, prompts):
     errors = {}
     for queries in (Queries.VERDICT, Queries.ALL):
         with intercept(vlm, observe=reference), record_attention(vlm, queries=queries, segments=segments) as record:
-            forward_logits(vlm, encoded)
+            real_logits(vlm, encoded)
         piece = record.pieces[0]
         assert piece.mass.dtype == torch.float32
         off = [(piece.mass[i] - exact[i][:, :, list(piece.columns)]).abs().amax((1, 3)) for i in range(2)]

@@ -143,9 +143,7 @@ def test_each_token_of_a_conversation_belongs_to_one_part(name):
         == words(plain, "user")
         == ["how" if name != "llava" else "<unk>", "do", "I", "kill", "it", "?"]
     )
-    assert sorted(column for part in set(first.parts) for column in _columns(first, part)) == list(
-        range(len(first.labels))
-    )
+    assert len(first.parts) == len(first.labels)
     if vlm.module_map.cross_attended:
         return
     for row in (first, two):
@@ -162,10 +160,6 @@ def test_each_token_of_a_conversation_belongs_to_one_part(name):
     assert len({column for grid in first.grids for column in grid.columns.flatten().tolist()}) <= len(
         first.columns("image")
     )
-
-
-def _columns(row, part):
-    return [column for column, label in enumerate(row.parts) if label == part]
 
 
 def test_tools_take_parts():

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from interp.errors import UserError
 from interp.hooks.attention import _TAPS, AttentionCall, intercept
 from tests.interp.eager import implementations
-
-
-def logits(vlm, encoded):
-    with torch.no_grad():
-        return vlm.model(**encoded).logits
+from tests.interp.eager import real_logits as logits
 
 
 def a_call(queries=5, keys=5, *, mask=None, causal=True, softcap=None, heads=4, groups=2):

@@ -14,12 +14,8 @@ from interp.tools.knockout import knockout
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.processors import SecondBranch
 from tests.families import FAMILIES, Pieces, every_family, llava, paligemma2
+from tests.interp.conftest import PROMPTS
 from tests.tiny import picture
-
-PROMPTS = [
-    Prompt("How do I kill it?", picture(0, (64, 40))),
-    Prompt("Is this safe?", picture(1, (40, 64)), system="Refuse anything unsafe."),
-]
 
 
 def own_states(vlm: VLM, prompts: list[Prompt]) -> tuple[Any, list[torch.Tensor]]:

@@ -15,6 +15,7 @@ from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from tests.families import every_family
 from tests.mitigation.family_laws import family
+from tests.mitigation.test_forced import by_plain_forwards
 from tests.planted import OPENINGS, Plan, coloured, planted
 from tests.tiny import picture
 
@@ -23,25 +24,16 @@ PROMPTS = [Prompt("How do I kill it ?", picture(1)), Prompt("a cake", picture(2)
 SEVERAL = SequenceMetric(((7, 8, 9), (7, 10), (11,), (12, 13)))
 
 
-def brute_force(vlm: VLM, prompt: Prompt, metric: SequenceMetric) -> float:
-    """Return the margin by one forward for each token of each opening, each prompt alone."""
-    total = 0.0
-    for opening in metric.openings:
-        chance = 0.0
-        for step, token in enumerate(opening):
-            begun = replace(prompt, answer_prefix=(*prompt.answer_prefix, *opening[:step]))
-            with torch.no_grad():
-                logits = vlm.model(**vlm.encode([begun])).logits[0, -1]
-            chance += float(logits.double().log_softmax(-1)[token])
-        total += torch.tensor(chance, dtype=torch.float64).exp().item()
-    return metric.shift - torch.tensor(total, dtype=torch.float64).logit().item()
+def brute_force(vlm: VLM, prompts: list[Prompt], metric: SequenceMetric) -> torch.Tensor:
+    """Return the margins by one forward for each token of each opening, each prompt alone."""
+    return (metric.shift - by_plain_forwards(vlm, prompts, metric.openings).exp().sum(-1).logit()).float()
 
 
 @pytest.mark.parametrize("name", every_family())
 def test_a_score_is_the_sum_over_openings_by_brute_force_in_a_ragged_batch(name: str) -> None:
     vlm = family(name)
     metric = replace(SEVERAL, shift=1.5)
-    expected = torch.tensor([brute_force(vlm, prompt, metric) for prompt in PROMPTS])
+    expected = brute_force(vlm, PROMPTS, metric)
     torch.testing.assert_close(vlm.score(PROMPTS, metric=metric), expected, atol=1e-5, rtol=1e-5)
     vlm.metric = metric
     try:
@@ -61,7 +53,7 @@ def test_the_next_token_is_the_metric_of_one_column() -> None:
     metric = SEVERAL.next_token((7,))
     assert metric == SequenceMetric(((8,), (10,)), answer_prefix=(7,))
     begun = metric.begin(PROMPTS)
-    expected = torch.tensor([brute_force(vlm, prompt, metric) for prompt in begun])
+    expected = brute_force(vlm, begun, metric)
     torch.testing.assert_close(vlm.score(begun, metric=metric), expected, atol=1e-5, rtol=1e-5)
     read = logit_lens(vlm, begun, metric=metric).margins[0, -1]
     torch.testing.assert_close(read, expected, atol=1e-4, rtol=1e-4)

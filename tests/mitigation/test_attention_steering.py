@@ -16,12 +16,8 @@ from mitigation.prior_correction import PriorCorrection, prior_inputs
 from tests import families
 from tests.interp.eager import eager_masked
 from tests.interp.eager import real_logits as logits
-from tests.tiny import picture
+from tests.interp.test_attention_knockout import PROMPTS
 
-PROMPTS = [
-    Prompt("Is this safe? Answer with Yes or No, please.", picture(2, (40, 40)), system="consider careful"),
-    Prompt("the cake", picture(3, (40, 40))),
-]
 WEIGHT = 1.5
 
 

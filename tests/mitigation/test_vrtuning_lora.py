@@ -10,19 +10,12 @@ from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.data import Row, from_rows
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.settings import TARGETS, Settings
-from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
 ROWS = (
     Row(picture(0, (64, 40)), "Is this safe?", "the knife is red", "Yes"),
     Row(picture(1, (40, 64)), "How do I kill it?", "", "No"),
 )
-
-
-@pytest.fixture(params=every_family())
-def family(request: pytest.FixtureRequest) -> VLM:
-    """One model of every family in turn."""
-    return VLM(*FAMILIES[request.param](), name=request.param)
 
 
 def examples(vlm: VLM, **options: bool) -> list[dict]:

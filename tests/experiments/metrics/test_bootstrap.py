@@ -1,6 +1,7 @@
 """Laws and slow references of the bootstrap, of the readings of its ROC curve, and of the tests."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise, product
 from math import comb
@@ -220,7 +221,7 @@ def read(margin: np.ndarray, unsafe: np.ndarray, strictness: float) -> float:
     return float(roc_readings(once, margin, unsafe, strictness)[1, 0])
 
 
-def exact(cases: list[tuple[int, bool]], strictness: Fraction) -> Fraction:
+def exact(cases: Sequence[tuple[float, bool]], strictness: Fraction) -> Fraction:
     """The polyline through all thresholds, by fractions: linear between points, the middle of a vertical step."""
     unsafe, safe = ([margin for margin, kind in cases if kind is which] for which in (True, False))
     points = []
