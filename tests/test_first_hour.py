@@ -1,7 +1,6 @@
 """A first hour: commands of ``forestlens``, with exit codes and a sentence each."""
 
 import base64
-import csv
 import json
 import os
 import re
@@ -72,25 +71,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the stranger has: twenty pictures, a table of them in two forms, one with a slip, and two methods."""
     here = tmp_path_factory.mktemp("stranger")
     (here / "mine" / "pictures").mkdir(parents=True)
-    rows = [["id", "image", "text", "label"]]
+    rows = []
     for number in range(1, 21):
         picture = Image.new("RGB", (120, 90), (10 * number, 120, 60))
         ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(250 - 10 * number, 30, 30))
         picture.save(here / "mine" / "pictures" / f"{number}.jpg")
         label = "safe" if number % 2 else "unsafe"
         rows.append([str(number), f"pictures/{number}.jpg", f"How do I cut this in {number}?", label])
-    _written(here / "mine" / "cases.csv", rows)
-    pd.DataFrame(rows[1:], columns=rows[0]).to_excel(here / "mine" / "cases.xlsx", index=False)
-    rows[4][3] = "sfae"
-    _written(here / "mine" / "bad.csv", rows)
+    cases = pd.DataFrame(rows, columns=["id", "image", "text", "label"])
+    cases.to_csv(here / "mine" / "cases.csv", index=False)
+    cases.to_excel(here / "mine" / "cases.xlsx", index=False)
+    cases.loc[3, "label"] = "sfae"
+    cases.to_csv(here / "mine" / "bad.csv", index=False)
     (here / "my_rule.py").write_text(RULE[1])
     (here / "broken.py").write_text("def rule(scores, step):\n    return scores[:, :3]\n")
     return here
-
-
-def _written(path: Path, rows: list[list[str]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
 
 
 def words_of(command: str) -> list[str]:

@@ -7,6 +7,7 @@ some shared by all arms and some each arm's own; all have Student's t with three
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -18,6 +19,7 @@ from experiments.metrics.quantities import Arms, Key
 from experiments.metrics.results import SAFETY_MARGIN, TESTED, Family
 from experiments.runs.results_table import Results
 
+LARGE = 1600  # studies: the slow simulations
 HEAVY = 3  # degrees of freedom of every effect
 VARIANCES = {  # of a margin: shared by all arms, and of each arm's own
     "sentence": (0.20, 0.10),
@@ -138,9 +140,19 @@ def changed(results: Results, arm: str = "arm 1", kind: str = "yes_no") -> dict[
     return {key: found[key] in (HIGHER, LOWER) for key in TESTED[kind] if key in found}  # type: ignore[index]
 
 
-def not_above(count: int, studies: int, *, most: float, large: int) -> bool:
-    """Whether ``count`` of ``studies`` is at most ``most``; of fewer than ``large``, whether it may be (99.9%)."""
-    if studies >= large:
+def not_above(count: int, studies: int, *, most: float) -> bool:
+    """Whether ``count`` of ``studies`` is at most ``most``; of fewer than ``LARGE``, whether it may be (99.9%)."""
+    if studies >= LARGE:
         return count <= most * studies
     interval = wilson(count, studies, confidence=0.999)
     return interval is None or interval.low <= most
+
+
+def too_often(counted: Mapping[Any, int], studies: int, most: float = 1) -> dict[Any, float]:
+    """What is claimed above ``most`` or, of few studies, surely above it (99.9%); or with an interval above 5%."""
+    found = {}
+    for name, count in counted.items():
+        low = getattr(wilson(count, studies, confidence=0.95 if studies >= LARGE else 0.999), "low", 0.0)
+        if low > 0.05 or (studies >= LARGE and count > most * studies):
+            found[name] = count / studies
+    return found

@@ -20,7 +20,6 @@ from scipy.special import ndtr
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.benchmark import IconWorldRequests
-from experiments.metrics.bootstrap import wilson
 from experiments.metrics.compare import compare, difference, gaps
 from experiments.metrics.estimates import HIGHER, LOWER, Resamples
 from experiments.metrics.outcomes import Cases, Outcomes, align
@@ -37,27 +36,19 @@ from experiments.metrics.quantities import (
 )
 from experiments.studies.attention.summary import FAILURES, SUCCESSES, contrasts
 from experiments.types import Kind
-from tests.experiments.metrics.simulated import Design, arms_of, changed, compared
+from tests.experiments.metrics.simulated import LARGE, Design, arms_of, changed, compared, too_often
 
 SEED, DRAWS, ARMS = 20261123, 300, 3
-LARGE, SMALL = 1600, 150  # studies
-VARIANCES = {  # of a margin: shared by all arms, and of each arm's own
-    "template": (0.20, 0.10),
-    "side of a template": (0.05, 0.10),
-    "concept": (0.10, 0.05),
-    "cluster": (0.10, 0.05),
-    "case": (0.15, 0.10),
-}
-DESIGN = Design(variances=VARIANCES)
+SMALL = 150  # studies
 NAMES = ("baseline", *(f"arm {at}" for at in range(1, ARMS + 1)))
 Claimed = dict[Any, int]  # quantity → whether a change of it is claimed
 
 
 def law(cases: Cases, safe: np.ndarray) -> dict[str, np.ndarray]:
-    """The codes of each source of a margin's variance, and its two sides by template."""
-    codes = {name: code for name, code in cases.factors.items() if name != "cluster"}
-    side = {"side of a template": 2 * codes["template"] + safe}
-    return codes | side | {"cluster": cases.cluster, "case": np.arange(len(safe))}
+    """The codes of each source of a margin's variance, of which one is the two sides of a template."""
+    template, concept = cases.factors["template"], cases.factors["concept"]
+    return {"sentence": template, "thing": concept, "side": 2 * template + safe, "cell": cases.cluster,
+            "case": np.arange(len(safe))}  # fmt: skip
 
 
 def records(benchmark: IconWorld) -> pd.DataFrame:
@@ -86,7 +77,7 @@ def is_change(entry: Mapping[str, Any] | None) -> int:
 def study_of_ranks(rng: np.random.Generator) -> Claimed:
     """All that a yes/no benchmark claims: of the arm under study, and at once of any arm."""
     of = cases_of("yes_no")
-    drawn = DESIGN.margins(rng, law(of, ~of.unsafe), ~of.unsafe, arms=1 + ARMS)
+    drawn = Design().margins(rng, law(of, ~of.unsafe), ~of.unsafe, arms=1 + ARMS)
     results = compared(arms_of(of, drawn, rng, draws=DRAWS))
     wins = results.get(NAMES[1], "wins", against="baseline")
     return changed(results) | {
@@ -99,7 +90,7 @@ def study_of_refusals(rng: np.random.Generator, *, arms: int) -> Claimed:
     """The same for refusals; safe and unsafe margins lie equally high, so that their rates do not differ either."""
     of, seed = cases_of("refusal"), int(rng.integers(2**31))
     safe = of.subset == "benign"
-    drawn = DESIGN.margins(rng, law(of, safe), safe, arms=1 + arms, distance=0.0, strictness=float(ndtr(-0.5)))
+    drawn = Design().margins(rng, law(of, safe), safe, arms=1 + arms, distance=0.0, strictness=float(ndtr(-0.5)))
     outcomes = {name: refusals_of(of, margin) for name, margin in zip(NAMES, drawn, strict=False)}
     study = Arms(of, outcomes, "refusal", DRAWS, seed)
     found = {key: is_change(each.entry) for key, each in compare(study, NAMES[1], NAMES[0]).items()}
@@ -116,7 +107,7 @@ def study_of_values(rng: np.random.Generator) -> Claimed:
     """The same for what studies measure of a case, such as the share of attention on the picture."""
     of = cases_of("yes_no")
     codes = law(of, ~of.unsafe)
-    before, after = DESIGN.margins(rng, codes, ~of.unsafe, arms=2, distance=0.0, strictness=0.5)
+    before, after = Design().margins(rng, codes, ~of.unsafe, arms=2, distance=0.0, strictness=0.5)
     sides = {name: rng.permutation(np.unique(code))[code] % 2 == 0 for name, code in codes.items()}
     seed, failed = int(rng.integers(2**31)), sides["case"]
     some = Resamples.from_codes(of.factors, draws=DRAWS, seed=seed)
@@ -145,29 +136,18 @@ def simulated(study: Callable[[np.random.Generator], Claimed], studies: int, *ke
     return said
 
 
-def check(said: Claimed, studies: int) -> None:
-    """No quantity has an interval of its false alarms wholly above 5%: a 95% one, of few studies a 99.9% one."""
-    confidence = 0.95 if studies == LARGE else 0.999
-    above = {}
-    for name, n in said.items():
-        interval = wilson(n, studies, confidence=confidence)
-        if interval is not None and interval.low > 0.05:
-            above[name] = n / studies
-    assert not above
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_no_change_of_a_refusal_rate_is_claimed_too_often(studies: int) -> None:
     said = simulated(partial(study_of_refusals, arms=1 if studies == SMALL else ARMS), studies, 2)
     assert {REFUSED, HARMFUL_REFUSED, GAP, TYPE_MEAN, BALANCED, ("gap", GAP)} <= set(said)
-    check(said, studies)
+    assert not too_often(said, studies)
 
 
 @pytest.mark.slow
 def test_no_change_of_ranks_and_of_what_a_study_measures_is_claimed_too_often() -> None:
-    check(simulated(study_of_values, LARGE, 4), LARGE)
+    assert not too_often(simulated(study_of_values, LARGE, 4), LARGE)
     said = simulated(study_of_ranks, LARGE, 3)
     assert {AUROC, AT_POINT, WITHIN, "any arm", "wins"} <= set(said)
-    check(said, LARGE)
+    assert not too_often(said, LARGE)
     assert said["wins"] <= 0.025 * LARGE

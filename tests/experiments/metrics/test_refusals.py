@@ -73,19 +73,6 @@ def test_any_outcome_gives_rates_inside_their_bounds(subsets: str, data: st.Data
             assert one.bounds[0] - 1e-9 <= one.value <= one.bounds[1] + 1e-9
 
 
-BROKEN = {
-    "lack cluster": lambda table: table.drop(columns=["cluster"]),
-    "subset 'typical'": lambda table: table.assign(subset="typical"),
-    "gold 'refuse' of case c0000 in subset benign": lambda table: table.assign(gold="refuse"),
-}
-
-
-@pytest.mark.parametrize("message", BROKEN)
-def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        run(BROKEN[message](frame("bbc", {"baseline": "rcr"})))
-
-
 def test_refusals_of_cases_from_templates_are_judged_by_the_wider_interval() -> None:
     """An arm that refuses all requests of six templates less often and leaves eighteen as they are."""
     template = np.repeat(np.arange(24), 20)

@@ -10,15 +10,25 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from experiments.metrics.bootstrap import wilson
 from experiments.metrics.estimates import CLAIMS, HIGHER, LOWER, TOO_FEW, level_interval
 from experiments.metrics.quantities import ANSWERED, AT_POINT, AUROC, BALANCED, CAUGHT, WITHIN, Arms
-from tests.experiments.metrics.simulated import Design, answers, arms_of, changed, claims, compared, names, not_above
+from tests.experiments.metrics.simulated import (
+    LARGE,
+    Design,
+    answers,
+    arms_of,
+    changed,
+    claims,
+    compared,
+    names,
+    not_above,
+    too_often,
+)
 from tests.slow import weekly
 
 pytestmark = pytest.mark.long
 
-SEED, LARGE, SMALL = 48, 1600, 40
+SEED, SMALL = 48, 40
 STUDIES = [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)]
 TABLES = {
     "24 sentences": Design(),
@@ -26,16 +36,6 @@ TABLES = {
     "wrapped": Design(wordings=5),
     "sizes of 40 to 1": Design(each=40, uneven=True),
 }
-
-
-def too_often(counted: Counter[Any], studies: int, most: float) -> dict[Any, float]:
-    """What is claimed above ``most`` or, of few studies, surely above it (99.9%); or with an interval above 5%."""
-    found = {}
-    for name, count in counted.items():
-        low = getattr(wilson(count, studies, confidence=0.95 if studies >= LARGE else 0.999), "low", 0.0)
-        if low > 0.05 or (studies >= LARGE and count > most * studies):
-            found[name] = count / studies
-    return found
 
 
 @pytest.mark.parametrize("studies", STUDIES)
@@ -82,7 +82,7 @@ def test_the_headline_leans_to_neither_side_near_the_ceiling(strictness: float, 
     print(strictness, studies, dict(counted))
     assert sum(counted[claim] for claim in CLAIMS if claim != TOO_FEW) >= 0.95 * studies
     for claim in (HIGHER, LOWER):
-        assert not_above(counted[claim], studies, most=0.035, large=LARGE), claim
+        assert not_above(counted[claim], studies, most=0.035), claim
 
 
 @pytest.mark.parametrize("studies", STUDIES)

@@ -12,6 +12,7 @@ from experiments.metrics.outcomes import PUBLISHED
 from experiments.metrics.results import evaluate
 from experiments.runs.results_table import Results, Row
 from interp.errors import UserError
+from tests.experiments.refused import frame as refusals
 from tests.experiments.synthetic_predictions import frame, from_margins, records, world
 
 
@@ -100,19 +101,24 @@ def test_any_outcome_gives_rates_inside_their_bounds(subsets: str, data: st.Data
 
 
 BROKEN = {
-    "no predictions": lambda table: table.iloc[:0],
-    "lack margin, cluster": lambda table: table.drop(columns=["margin", "cluster"]),
-    "verdict 'maybe' of case c0000": lambda table: table.assign(verdict="maybe"),
-    "status 'lost' of case c0000": lambda table: table.assign(status="lost"),
-    "subset 'other'": lambda table: table.assign(subset="other"),
-    "case c0000 occurs twice in arm baseline": lambda table: pd.concat([table, table.iloc[:1]]),
-    "gold 'yes' of case c0000 in subset typical": lambda table: table.assign(gold="yes"),
-    "case c0000 differs between arms": lambda table: pd.concat([table, table.assign(arm="vcd", cluster="other")]),
-    "pair p has the cases c0000, c0001, c0002": lambda table: table.assign(pair="p"),
-}
+    ("no predictions", "yes_no"): lambda table: table.iloc[:0],
+    ("lack margin, cluster", "yes_no"): lambda table: table.drop(columns=["margin", "cluster"]),
+    ("verdict 'maybe' of case c0000", "yes_no"): lambda table: table.assign(verdict="maybe"),
+    ("status 'lost' of case c0000", "yes_no"): lambda table: table.assign(status="lost"),
+    ("subset 'other'", "yes_no"): lambda table: table.assign(subset="other"),
+    ("case c0000 occurs twice in arm baseline", "yes_no"): lambda table: pd.concat([table, table.iloc[:1]]),
+    ("gold 'yes' of case c0000 in subset typical", "yes_no"): lambda table: table.assign(gold="yes"),
+    ("case c0000 differs between arms", "yes_no"):
+        lambda table: pd.concat([table, table.assign(arm="vcd", cluster="other")]),
+    ("pair p has the cases c0000, c0001, c0002", "yes_no"): lambda table: table.assign(pair="p"),
+    ("lack cluster", "refusal"): lambda table: table.drop(columns=["cluster"]),
+    ("subset 'typical'", "refusal"): lambda table: table.assign(subset="typical"),
+    ("gold 'refuse' of case c0000 in subset benign", "refusal"): lambda table: table.assign(gold="refuse"),
+}  # fmt: skip
+SOUND = {"yes_no": frame("tto", {"baseline": "nny"}), "refusal": refusals("bbc", {"baseline": "rcr"})}
 
 
-@pytest.mark.parametrize("message", BROKEN)
-def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> None:
+@pytest.mark.parametrize(("message", "kind"), BROKEN)
+def test_records_that_cannot_be_counted_are_refused_by_name(message: str, kind: str) -> None:
     with pytest.raises(UserError, match=message):
-        run(BROKEN[message](frame("tto", {"baseline": "nny"})))
+        evaluate(BROKEN[message, kind](SOUND[kind]), kind, seed=0, draws=300)
