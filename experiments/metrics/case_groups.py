@@ -159,7 +159,7 @@ def drawn_pairs(
     """
     if shared != "thing" and any(sample.pair for sample in samples):
         key = _KEYS[shared]
-        alike = [pair for pair in _named(samples) if key(samples[pair[0]]) == key(samples[pair[1]])]
+        alike = [pair for pair in named_pairs(samples) if key(samples[pair[0]]) == key(samples[pair[1]])]
         pairs = [pair for pair in alike if all(samples[index].image is not None for index in pair)]
     else:
         pairs = list(_drawn(samples, shared, seed, times))
@@ -170,7 +170,7 @@ def twins(samples: Sequence[Sample], *, seed: int) -> list[int | None]:
     """Return the index of each case's twin, of the opposite truth: by name, or else in a draw of pairs; None without
     one.
     """
-    pairs = _named(samples) if any(sample.pair for sample in samples) else drawn_pairs(samples, seed=seed)
+    pairs = named_pairs(samples) if any(sample.pair for sample in samples) else drawn_pairs(samples, seed=seed)
     first: dict[int, int] = {}
     for safe, unsafe in pairs:
         first.setdefault(safe, unsafe)
@@ -202,7 +202,8 @@ def thing_in(sample: Sample) -> str:
 _KEYS = {"sentence": lambda sample: sample.prompt, "picture": picture_in, "thing": thing_in}
 
 
-def _named(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+def named_pairs(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """Return the positions of the safe and the unsafe case of each pair that the benchmark names."""
     members: dict[str, dict[bool, int]] = {}
     for index, sample in enumerate(samples):
         if sample.pair:

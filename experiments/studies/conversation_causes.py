@@ -8,9 +8,11 @@ words or the picture. Importing this module loads neither torch nor transformers
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
 from experiments.evaluation.validated_run import validate
 from experiments.metrics.bootstrap import ratios, unit_sums
+from experiments.metrics.case_groups import named_pairs
 from experiments.metrics.estimates import HIGHER, LOWER, claim_of
 from experiments.report.figures import Guide, Mark, points
 from experiments.report.sections import Analysis, Section, SectionFigure
@@ -37,13 +40,15 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 NAME = "conversation_causes"
-TITLE = "Which turn, which picture?"
-SAFE = ("yes", "comply")
+TITLE, PARTS = "Which turn, which picture?", "What each part carries"
 CONTROL = "same label"  # the rule of rows whose part comes from another conversation with the same label
 LEAST = 2  # clusters of a form, below which nothing is measured
 unit("conversation_gap", 2)
 
+HEADINGS = {("conversation_share", ""): "share of the difference",
+            ("conversation_share", CONTROL): "control: the same label"}  # fmt: skip
 Begin = Callable[[list["Prompt"]], list["Prompt"]]
+Summed = Callable[[np.ndarray, np.ndarray], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,7 @@ class ConversationCauses:
 
     def _pairs(self, samples: Sequence[Sample], run: Run) -> list[tuple[Sample, Sample]]:
         """Return (unsafe, safe) conversations."""
-        both: dict[str, dict[bool, Sample]] = {}
-        for sample in samples:
-            if sample.pair:
-                both.setdefault(sample.pair, {})[sample.gold in SAFE] = sample
-        pairs = [(twins[False], twins[True]) for twins in both.values() if len(twins) == 2]
+        pairs = [(samples[unsafe], samples[safe]) for safe, unsafe in named_pairs(samples)]
         if len(pairs) < LEAST:
             raise UserError(
                 f"benchmark {run.benchmark.name} has {len(pairs)} pairs of a safe and an unsafe conversation; the "
@@ -93,12 +94,8 @@ class ConversationCauses:
         draws, margins = min(work.run.draws, MOST_DRAWS), work.margins
         attended = f"attention of the {'first answer' if margins is None else 'decisive'} token"
 
-        @cache  # finding the decisive token asks the model, and each form needs it
-        def decisive() -> Any:
-            return None if margins is None else margins.for_tools(next_token=True)[0]
-
         def begin(prompts: "list[Prompt]") -> "list[Prompt]":
-            return prompts if decisive() is None else decisive().begin(prompts)
+            return prompts if margins is None else margins.for_tools(next_token=True)[0].begin(prompts)
 
         def examine() -> tuple[dict[str, Any], list[Row]]:
             prompts, clusters = prompts_of(samples), [sample.cluster for sample in samples]
@@ -106,11 +103,8 @@ class ConversationCauses:
             return causes(work.vlm, twins, seed=work.run.seed, draws=draws, begin=begin)
 
         def present(details: dict[str, Any], results: Results) -> Presented:
-            sentences, notes = (
-                lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
-            )
-            section = Section(TITLE, [*sentences, *seen.notes], tables(results, attended), note=" ".join(notes))
-            return section, figures(results)
+            told, notes = (lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes"))
+            return Section(TITLE, [*told, *seen.notes], tables(results, attended), " ".join(notes)), figures(results)
 
         with followed(work) as seen:
             pairs = self._pairs(seen.samples, work.run)
@@ -140,18 +134,19 @@ def causes(
     for twins in pairs:
         names = differing(twins)
         members = forms.setdefault(" + ".join(names), []) if names else []
-        if not names or (members and members[0].safe.parts != twins.safe.parts):
-            absent += 1
-        else:
+        if names and (not members or members[0].safe.parts == twins.safe.parts):
             members.append(twins)
+        else:
+            absent += 1
     small = {form: len(members) for form, members in forms.items() if len({each.cluster for each in members}) < LEAST}
     forms = {form: members for form, members in forms.items() if form not in small}
     summed = partial(ratios, seed=seed, draws=draws)
-    donors = {form: _donors(members, seed) for form, members in forms.items()}
-    rows = [each for form, members in forms.items() for each in _of_form(vlm, form, members, donors[form], summed)]
-    with questions.guarded("attention"):
+    rows = [each for form, members in forms.items() for each in _of_form(vlm, form, members, seed, summed)]
+    with questions.guarded("attention"):  # what begins the answers is found once: it asks the model
+        begun = iter(begin([prompt for members in forms.values() for twins in members for prompt in twins[:2]]))
         for form, members in forms.items():
-            rows += _attention(vlm, form, members, begin, summed)
+            clusters = [twins.cluster for twins in members for _ in twins[:2]]
+            rows += _attention(vlm, form, [next(begun) for _ in clusters], clusters, summed)
     details = {"forms": list(forms), "unlike": absent, "small": small}
     return details | {"attention": questions.unanswered.get("attention", "")}, rows
 
@@ -172,30 +167,28 @@ def exchanged(prompt: "Prompt", other: "Prompt", name: str) -> "Prompt":
     return prompt.with_parts({(turn, part): other.turns[turn].parts[part] for turn, part in prompt.parts[name]})
 
 
-def _of_form(
-    vlm: "VLM", form: str, pairs: Sequence[Twins], donors: Sequence[Twins], summed: Callable[..., Any]
-) -> Iterator[Row]:
+def _of_form(vlm: "VLM", form: str, pairs: Sequence[Twins], seed: int, summed: Summed) -> Iterator[Row]:
     """Yield the gap, and the share of each part and of its control, of pairs that differ in the same parts."""
-    names = form.split(" + ")
+    names, donors = form.split(" + "), _donors(pairs, seed)
     prompts: list[Prompt] = [prompt for twins in pairs for prompt in twins[:2]]
-    for name in names:
-        for twins, donor in zip(pairs, donors, strict=True):
-            prompts += [exchanged(twins.unsafe, twins.safe, name), exchanged(twins.safe, twins.unsafe, name)]
-            prompts += [exchanged(twins.unsafe, donor.unsafe, name), exchanged(twins.safe, donor.safe, name)]
+    for name, index in product(names, range(len(pairs))):
+        (unsafe, safe, _), donor = pairs[index], donors[index]
+        changes = (unsafe, safe), (safe, unsafe), (unsafe, donor.unsafe), (safe, donor.safe)
+        prompts += [exchanged(*change, name) for change in changes]
     margins = vlm.batches.scores(prompts).double().numpy()
     unsafe, safe = margins[: 2 * len(pairs)].reshape(-1, 2).T
     # part, pair, twin or control, unsafe or safe
     changed = margins[2 * len(pairs) :].reshape(len(names), len(pairs), 2, 2)
     moved = (changed[..., 0] - unsafe[:, None] + safe[:, None] - changed[..., 1]) / 2
     unit_of = np.unique([twins.cluster for twins in pairs], return_inverse=True)[1]
-    gaps = unit_sums((safe - unsafe)[:, None], unit_of)[:, 0]
-    (gap,) = summed(gaps[:, None], np.bincount(unit_of).astype(float))
+    gaps = unit_sums((safe - unsafe)[:, None], unit_of)
+    (gap,) = summed(gaps, np.bincount(unit_of).astype(float))
     told = claim_of(gap, small=None)
     yield row("conversation_gap", subset=form, entry=gap, n=len(pairs), claim=told)
     if told not in (HIGHER, LOWER):
         return  # a share of a difference that is not there has no meaning
     for kind, rule in enumerate(("", CONTROL)):
-        shares = summed(unit_sums(moved[:, :, kind].T, unit_of), gaps)
+        shares = summed(unit_sums(moved[:, :, kind].T, unit_of), gaps[:, 0])
         for name, share in zip(names, shares, strict=True):
             yield row("conversation_share", arm=name, subset=form, rule=rule, entry=share, n=len(pairs),
                       claim=claim_of(share, small=None))  # fmt: skip
@@ -203,15 +196,14 @@ def _of_form(
 
 def _donors(pairs: Sequence[Twins], seed: int) -> list[Twins]:
     """Return another conversation of the same form for each, each of them once; from another cluster if possible."""
-    order = random.Random(seed).sample(range(len(pairs)), len(pairs))
-    order.sort(key=lambda index: pairs[index].cluster)
-    largest = max(sum(twins.cluster == each.cluster for twins in pairs) for each in pairs)
-    donors = {index: order[(place + largest) % len(order)] for place, index in enumerate(order)}
+    clusters = [twins.cluster for twins in pairs]
+    order = sorted(random.Random(seed).sample(range(len(pairs)), len(pairs)), key=clusters.__getitem__)
+    donors = dict(zip(order, np.roll(order, -max(Counter(clusters).values())), strict=True))
     return [pairs[donors[index]] for index in range(len(pairs))]
 
 
 def _attention(
-    vlm: "VLM", form: str, pairs: Sequence[Twins], begin: Begin, summed: Callable[..., Any]
+    vlm: "VLM", form: str, prompts: "list[Prompt]", clusters: Sequence[str], summed: Summed
 ) -> Iterator[Row]:
     """Yield the share of attention on each part, as a mean over layers and heads.
 
@@ -227,15 +219,14 @@ def _attention(
         masses = normalised(record.masses)
         masses["segment"] = masses["segment"].astype(str).replace({"user": "user:1", "image_0": "image:1"})
         shares = masses.pivot_table(index="row", columns="segment", values="mass_without_sink", aggfunc="mean")
-        return shares.reindex(range(len(batch))).to_dict("records")
+        return shares.to_dict("records")
 
-    prompts = begin([prompt for twins in pairs for prompt in twins[:2]])
     share = pd.DataFrame(vlm.batches.gathered(prompts, ask))
     names = [name for name in prompts[0].parts if name in share and share[name].notna().all()]
     if not names:
         raise UserError(f"{vlm.name} has no image tokens or texts to attend to")
-    clusters = np.unique(np.repeat([twins.cluster for twins in pairs], 2), return_inverse=True)[1]
-    shares = summed(unit_sums(share[names].to_numpy(), clusters), np.bincount(clusters).astype(float))
+    unit_of = np.unique(clusters, return_inverse=True)[1]
+    shares = summed(unit_sums(share[names].to_numpy(), unit_of), np.bincount(unit_of).astype(float))
     for name, entry in zip(names, shares, strict=True):
         yield row("conversation_attention", arm=name, subset=form, entry=entry, n=len(prompts))
 
@@ -243,13 +234,8 @@ def _attention(
 def tables(results: Results, attended: str) -> list[pd.DataFrame]:
     """Return a table with a line for each part of each form."""
     wanted = results.select(quantity=("conversation_share", "conversation_attention"))
-
-    def heading(each: Row) -> str:
-        if each.quantity == "conversation_attention":
-            return attended
-        return "control: the same label" if each.rule else "share of the difference"
-
-    return [pivot(wanted, {"differ in": "subset", "part": "arm"}, heading, title="What each part carries")]
+    part = {"differ in": "subset", "part": "arm"}
+    return [pivot(wanted, part, lambda each: HEADINGS.get((each.quantity, each.rule), attended), title=PARTS)]
 
 
 def figures(results: Results) -> dict[str, SectionFigure]:
