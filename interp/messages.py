@@ -158,11 +158,11 @@ class Message:
 
 def read(
     messages: Sequence[Mapping[str, Any]], picture: Callable[[Mapping[str, Any]], Any] | None = None
-) -> tuple[str | None, tuple[Message, ...], str]:
-    """Return the system text, the turns, and how the answer begins ("" if it does not).
+) -> tuple[str | None, tuple[Message, ...], str | None]:
+    """Return the system text, the turns, and how the answer begins; None if it does not, as without a system text.
 
     Messages have ``role`` and ``content`` (a text, or a list of texts and pictures). ``picture`` makes a picture of a
-    part of the type image, or gives None. By default the part must have one.
+    part of the type image or image_url, or gives None. By default the part must have one.
 
     Raises:
         UserError: not such messages; no user's turn at the end; two turns of one role in a row; a picture in a turn
@@ -172,7 +172,7 @@ def read(
         raise UserError(f"messages is a {type(messages).__name__}; give a list of role and content, as in a chat")
     turns = [_message(message, number, picture or _seen_in) for number, message in enumerate(messages, 1)]
     system = turns.pop(0).text if turns and turns[0].role == "system" else None
-    answer = turns.pop().text if turns and turns[-1].role == "assistant" else ""
+    answer = turns.pop().text if turns and turns[-1].role == "assistant" else None
     if not turns or turns[-1].role != "user":
         last = f"the last message is by {turns[-1].role!r}" if turns else "there is no message of the user"
         raise UserError(f"messages: {last}; a conversation ends with a turn of the user; add the question")
@@ -206,9 +206,10 @@ def _message(message: Any, number: int, picture: Callable[[Mapping[str, Any]], A
 
 def _part(part: Any, number: int, picture: Callable[[Mapping[str, Any]], Any]) -> Any:
     if isinstance(part, Mapping):
-        if part.get("type") == "text" and isinstance(part.get("text"), str):
-            return part["text"]
-        if part.get("type") == "image" and (image := picture(part)) is not None:
+        kind, text = part.get("type"), part.get("text")
+        if kind == "text" and isinstance(text, str) and part.get("image", part.get("image_url")) is None:
+            return text
+        if kind in ("image", "image_url") and not text and (image := picture(part)) is not None:
             return image
     raise UserError(
         f"messages: message {number} has a part {_short(part)}; a part is "

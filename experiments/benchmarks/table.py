@@ -333,20 +333,20 @@ def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Messa
         messages = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise Unfit(f"messages: is not JSON ({error})") from error
-    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
-        if messages[-1].get("role") == "assistant":
-            raise Unfit("messages: the last message is by 'assistant'; a case ends with a turn of the user")
-        if messages[0] and isinstance(messages[0], dict) and messages[0].get("role") == "system":
-            raise Unfit("messages: a system text is set by an arm (method=safety_prompt); leave it out of the case")
 
     def picture(part: Mapping[str, Any]) -> Path | Drawable:
         assert root is not None
         return cell_picture(part.get("image", part.get("path")), case, root, option)
 
     try:
-        return read_messages(messages, picture)[1]
+        system, turns, answer = read_messages(messages, picture)
     except UserError as error:
         raise Unfit(str(error) if str(error).startswith("messages") else f"messages: {error}") from error
+    if answer is not None:
+        raise Unfit("messages: the last message is by 'assistant'; a case ends with a turn of the user")
+    if system is not None:
+        raise Unfit("messages: a system text is set by an arm (method=safety_prompt); leave it out of the case")
+    return turns
 
 
 def _unless_empty(value: Any) -> Any:

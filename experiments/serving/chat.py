@@ -21,14 +21,10 @@ from starlette.routing import Route
 from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
 from experiments.serving.decoding import Answer, Row, answer
-from experiments.serving.pictures import read_picture
 from experiments.serving.requests import KEY, Question, read_question
 from experiments.serving.server import BadRequest
 from experiments.serving.web import Events, application, check_key, parsed_body
 from experiments.serving.worker import Job, Worker
-from interp.errors import UserError
-from interp.messages import read
-from interp.prompt import Prompt
 
 if TYPE_CHECKING:
     from experiments.serving.decoding import Answer
@@ -162,16 +158,16 @@ class Server:
     async def completions(self, request: Request) -> Response:
         """Answer a question. A stream has the answer in one piece."""
         self._check_key(request)
-        question, prompt = await parsed_body(request, self.body, self._parsed)
-        body, method = question.body, self._method(question.body.model)
+        body, decoding, prompt = await parsed_body(request, self.body, self._parsed)
+        method = self._method(body.model)
         seed = secrets.randbits(32) if body.seed is None else body.seed
         row, events = Row(prompt, prompt.key, seed), Events()
 
         def do(vlm: Any, batch: Sequence[Job]) -> list[Answer]:
-            return answer(method, vlm, [job.payload for job in batch], question.decoding)
+            return answer(method, vlm, [job.payload for job in batch], decoding)
 
-        kind = (body.model, question.decoding, len(prompt.images))
-        job = Job(do, events.tell, kind, prompt, question.decoding.max_tokens, payload=row)
+        kind = (body.model, decoding, len(prompt.images))
+        job = Job(do, events.tell, kind, prompt, decoding.max_tokens, payload=row)
         row.given_up = lambda: bool(job.dropped)
         self.worker.put(job)
         try:
@@ -198,22 +194,17 @@ class Server:
             raise BadRequest(sentence, "model", status=404, code="model_not_found")
         return self.served[name]
 
-    def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
-        """Return the question and its prompt."""
-        question = read_question(body, default_tokens=self.default_tokens, most_tokens=self.tokens)
+    def _parsed(self, body: bytes) -> Question:
+        """Return the question, its prompt with the key of its case."""
+        tokens = {"default_tokens": self.default_tokens, "most_tokens": self.tokens}
+        question = read_question(body, most_pixels=self.pixels, **tokens)
         self._method(question.body.model)
-        try:
-            system, turns, _ = read(question.messages, lambda part: read_picture(part["image"], self.pixels))
-            prompt = Prompt(system=system).with_turns(turns)
-        except BadRequest:
-            raise
-        except UserError as error:
-            raise BadRequest(str(error), "messages") from None
+        prompt = question.prompt
         if (key := question.body.metadata.get(KEY)) is None:
             text = repr(prompt.content) if prompt.messages else prompt.text
             only = prompt.image if not prompt.messages else None
             key = hashlib.sha256(text.encode()).hexdigest() if only is None else pixel_digest(only)
-        return question, replace(prompt, key=key)
+        return question._replace(prompt=replace(prompt, key=key))
 
     def _check_key(self, request: Request) -> None:
         if self.key:

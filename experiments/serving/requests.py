@@ -3,12 +3,18 @@
 What would change the answer and cannot be done here is refused, never left out in silence. Imports no torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from PIL import Image
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from experiments.serving.pictures import FIELD, read_picture
 from experiments.serving.server import BadRequest
+from interp.errors import UserError
+from interp.messages import read
+from interp.prompt import Prompt
 
 MOST_STOPS = 4
 LONGEST_STOP = 256  # characters
@@ -33,36 +39,21 @@ class _Strict(BaseModel):
     _nulls = model_validator(mode="before")(_without_null)
 
 
-class _ImageUrl(_Strict):
-    model_config = ConfigDict(extra="ignore")  # "detail"
-
-    url: str
-
-
-class _TextPart(_Strict):
-    type: Literal["text"]
-    text: str
+class _Part(_Strict):
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: dict[str, Any] | None = None  # also "detail"
     cache_control: Any = None  # of a provider's cache
 
 
-class _ImagePart(_Strict):
-    type: Literal["image_url"]
-    image_url: _ImageUrl
-    cache_control: Any = None
-
-
-_Part = Annotated[_TextPart | _ImagePart, Field(discriminator="type")]
+_Role = Literal["system", "user", "assistant"]
 MOST_PICTURES = 16  # of a request
 PARTS = '{"type": "text", "text": "…"} or {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}'
 
 
-def _kind(content: Any) -> str:
-    return "parts" if isinstance(content, list) else "words"
-
-
 class _Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[Annotated[str, Tag("words")] | Annotated[list[_Part], Tag("parts")], Discriminator(_kind)] = ""
+    role: Annotated[_Role, BeforeValidator(lambda role: "system" if role == "developer" else role)]
+    content: str | list[_Part] = ""
     name: str = ""  # of who speaks, which no template here shows
 
 
@@ -113,17 +104,18 @@ class Decoding:
 
 
 class Question(NamedTuple):
-    """One request: messages in the chat format, pictures as URLs, and how the answer is decoded."""
+    """One request: its body, how the answer is decoded, and the prompt without a key."""
 
     body: Body
     decoding: Decoding
-    messages: list[dict[str, Any]]
+    prompt: Prompt
 
 
-def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Question:
+def read_question(body: bytes, *, default_tokens: int, most_tokens: int, most_pixels: int) -> Question:
     """Return the question in the body of a request.
 
     An answer has ``default_tokens`` tokens at most where the client names no number, and may ask for ``most_tokens``.
+    A picture has ``most_pixels`` pixels at most.
 
     Raises:
         BadRequest: it is no chat completion, or asks for what cannot be done here.
@@ -133,7 +125,7 @@ def read_question(body: bytes, *, default_tokens: int, most_tokens: int) -> Ques
     except ValidationError as error:
         raise _in_a_sentence(error) from None
     _refuse_unknown(parsed.model_extra or {})
-    return Question(parsed, _decoding(parsed, default_tokens, most_tokens), _chat(parsed.messages))
+    return Question(parsed, _decoding(parsed, default_tokens, most_tokens), _prompt(parsed.messages, most_pixels))
 
 
 def _decoding(body: Body, default_tokens: int, most_tokens: int) -> Decoding:
@@ -155,42 +147,26 @@ def _decoding(body: Body, default_tokens: int, most_tokens: int) -> Decoding:
     )
 
 
-def _chat(messages: list[_Message]) -> list[dict[str, Any]]:
-    """Return the messages in the chat format of ``interp.messages``, with a picture's URL in its place.
+def _prompt(messages: list[_Message], most_pixels: int) -> Prompt:
+    """Return the prompt. In a turn with one picture it comes before the words, which are on lines of their own."""
+    left = iter(range(MOST_PICTURES))
 
-    In a turn with one picture it comes before the words, which are on lines of their own.
-    """
-    chat, pictures = [], 0
-    for index, message in enumerate(messages):
-        role = "system" if message.role == "developer" else message.role
-        if role not in ("system", "user", "assistant"):
-            rule = "a request here has at most one system turn, and turns of user and assistant"
-            raise BadRequest(f"messages.{index} is a turn of role {message.role!r}; {rule}", "messages")
-        given = message.content
-        content = [_text(given)] if isinstance(given, str) else [_part(part) for part in given]
-        images = [part for part in content if part["type"] == "image"]
-        words = "\n".join(part["text"] for part in content if part["type"] == "text")
-        pictures += len(images)
-        if images and role != "user":
-            raise BadRequest(f"a picture in the {role} turn; put it into the user's", "messages")
-        chat.append({"role": role, "content": content if len(images) > 1 else [*images, _text(words)]})
-    if pictures > MOST_PICTURES:
-        raise BadRequest(f"{pictures} pictures; a request here has {MOST_PICTURES} at most", "messages")
-    if chat[-1]["role"] != "user":
-        raise BadRequest(
-            f"the last turn is by {chat[-1]['role']!r}; a request ends with a turn of the user", "messages"
-        )
-    if not words.strip():
-        raise BadRequest("the user turn has no words; ask something about the picture", "messages")
-    return chat
+    def picture(part: Mapping[str, Any]) -> Image.Image:
+        if next(left, None) is None:
+            raise BadRequest(f"a request here has {MOST_PICTURES} pictures at most; leave pictures out", FIELD)
+        return read_picture(str((part.get("image_url") or {}).get("url")), most_pixels)
 
-
-def _part(part: _TextPart | _ImagePart) -> dict[str, Any]:
-    return {"type": "image", "image": part.image_url.url} if isinstance(part, _ImagePart) else _text(part.text)
-
-
-def _text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
+    try:
+        system, turns, answer = read([message.model_dump(exclude_none=True) for message in messages], picture)
+    except UserError as error:
+        raise error if isinstance(error, BadRequest) else BadRequest(str(error), FIELD) from None
+    if answer is not None:
+        raise BadRequest("the last turn is by 'assistant'; a request ends with a turn of the user", FIELD)
+    turns = tuple(t if len(t.images) > 1 else replace(t, parts=(*t.images, t.text)) for t in turns)
+    prompt = Prompt(system=system).with_turns(turns)
+    if not prompt.text.strip():
+        raise BadRequest("the last turn has no words; ask something about the picture", FIELD)
+    return prompt
 
 
 def _refuse_unknown(extra: dict[str, Any]) -> None:
@@ -201,8 +177,8 @@ def _refuse_unknown(extra: dict[str, Any]) -> None:
 
 
 def _in_a_sentence(error: ValidationError) -> BadRequest:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if part not in ("parts", "words"))[:80]
+    first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    path = ".".join(str(part) for part in first["loc"] if part not in ("str", "list[_Part]"))[:80]
     sentence = f"{path or 'the body cannot be read'}: {str(first['msg']).rstrip('.')[:200]}"
     if path.startswith("messages."):
         return BadRequest(f"{sentence}; content is words, or a list of parts: {PARTS}", "messages")

@@ -11,7 +11,6 @@ from experiments.benchmarks.published_sets import MTMCS
 from experiments.evaluation.cases import judged_turns, noted, outlines, prompt_of, rolled_out, transcript, with_answers
 from experiments.evaluation.scoring import item_of
 from experiments.serving.chat import Server
-from experiments.serving.requests import Question
 from experiments.types import Judgement, Sample, Verdict
 from interp.batching import Lengths
 from interp.messages import Message
@@ -108,7 +107,6 @@ def test_a_conversation_is_sent_and_read_again_as_it_was() -> None:
     read = [{"role": m["role"], "content": CHAT[n]["content"]} for n, m in enumerate(sent)]
     assert [turn.text for turn in Prompt(messages=read).turns] == [turn.text for turn in CONVERSATION.turns]
     server: Any = SimpleNamespace(pixels=10_000, default_tokens=4, tokens=4, _method=lambda name: None)
-    _, prompt = Server._parsed(server, json.dumps({"model": "m", "messages": sent}).encode())
+    prompt = Server._parsed(server, json.dumps({"model": "m", "messages": sent}).encode()).prompt
     assert prompt.content == CONVERSATION.content
-    assert Question._fields == ("body", "decoding", "messages")
     assert MTMCS(root="x").turns == "own"

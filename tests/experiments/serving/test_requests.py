@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from experiments.benchmarks.images import data_url
 from experiments.serving.requests import Decoding, Question, read_question
 from experiments.serving.server import BadRequest
+from interp.prompt import Prompt
 from tests.snapshots import check_entry, entries
 
 FILE = Path(__file__).parent / "snapshots" / "refused.txt"
@@ -15,7 +18,10 @@ FILE = Path(__file__).parent / "snapshots" / "refused.txt"
 
 def read(**fields: Any) -> Question:
     body = {"model": "m", "messages": [{"role": "user", "content": "Is it safe?"}]} | fields
-    return read_question(json.dumps(body).encode(), default_tokens=16, most_tokens=64)
+    return read_question(json.dumps(body).encode(), default_tokens=16, most_tokens=64, most_pixels=10_000)
+
+
+RED, BLUE = (data_url(Image.new("RGB", (2, 2), colour)) for colour in ("red", "blue"))
 
 
 def parts(*urls: str) -> list[dict[str, Any]]:
@@ -29,8 +35,7 @@ def said_with(part: Any) -> dict[str, Any]:
 
 
 def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
-    words = [{"role": "user", "content": [{"type": "text", "text": "Is it safe?"}]}]
-    assert read()[1:] == (Decoding(16), words)
+    assert read()[1:] == (Decoding(16), Prompt("Is it safe?"))
     asked = read().body
     assert (asked.model, asked.n, asked.seed, asked.metadata, asked.stream) == ("m", 1, None, {}, False)
 
@@ -38,15 +43,12 @@ def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
 def test_everything_that_is_understood() -> None:
     system = {"role": "developer", "content": [{"type": "text", "text": "Be careful."}]}
     found = read(
-        messages=[system, *parts("data:x")], max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=7, n=1,
+        messages=[system, *parts(RED)], max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=7, n=1,
         stop=["\n", "."], logprobs=True, top_logprobs=4, stream=True, stream_options={"include_usage": True},
         metadata={"key": "case 1", "else": "x"}, user="me", tools=[], frequency_penalty=0, response_format=None,
     )  # fmt: skip
-    messages = [
-        {"role": "system", "content": [{"type": "text", "text": "Be careful."}]},
-        {"role": "user", "content": [{"type": "image", "image": "data:x"}, {"type": "text", "text": "A\nB"}]},
-    ]
-    assert found[1:] == (Decoding(5, 0.5, 0.9, ("\n", "."), 4), messages)
+    assert found.decoding == Decoding(5, 0.5, 0.9, ("\n", "."), 4)
+    assert found.prompt.content == Prompt("A\nB", Image.new("RGB", (2, 2), "red"), "Be careful.").content
     asked = found.body
     assert (asked.model, asked.n, asked.seed, asked.metadata["key"]) == ("m", 1, 7, "case 1")
     assert asked.stream
@@ -73,12 +75,13 @@ def test_a_refusal_is_one_sentence_that_names_the_parameter(entry: tuple[str, st
 )
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
-        read_question(body, default_tokens=16, most_tokens=64)
+        read_question(body, default_tokens=16, most_tokens=64, most_pixels=10_000)
 
 
 def test_a_conversation_keeps_its_turns_and_pictures() -> None:
     first, answer = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}
-    asked = parts("data:a", "data:b")
-    found = read(messages=[first, answer, *asked]).messages
-    assert [message["role"] for message in found] == ["user", "assistant", "user"]
-    assert [part.get("image", part.get("text")) for part in found[2]["content"]] == ["data:a", "data:b", "A", "B"]
+    asked = parts(RED, BLUE)
+    found = read(messages=[first, answer, *asked]).prompt
+    assert [turn.role for turn in found.turns] == ["user", "assistant", "user"]
+    assert found.turns[2].parts == (*found.images, "A", "B")
+    assert [image.getpixel((0, 0)) for image in found.images] == [(255, 0, 0), (0, 0, 255)]
