@@ -66,20 +66,26 @@ INSTALLED = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the stranger has: twenty pictures, a table of them in two forms, one with a slip, and two methods."""
-    here = tmp_path_factory.mktemp("stranger")
-    (here / "mine" / "pictures").mkdir(parents=True)
+def twenty_cases(folder: Path) -> pd.DataFrame:
+    """Twenty pictures in ``folder``, and a table of them in ``cases.csv``."""
+    (folder / "pictures").mkdir(parents=True)
     rows = []
     for number in range(1, 21):
         picture = Image.new("RGB", (120, 90), (10 * number, 120, 60))
         ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(250 - 10 * number, 30, 30))
-        picture.save(here / "mine" / "pictures" / f"{number}.jpg")
+        picture.save(folder / "pictures" / f"{number}.jpg")
         label = "safe" if number % 2 else "unsafe"
         rows.append([str(number), f"pictures/{number}.jpg", f"How do I cut this in {number}?", label])
     cases = pd.DataFrame(rows, columns=["id", "image", "text", "label"])
-    cases.to_csv(here / "mine" / "cases.csv", index=False)
+    cases.to_csv(folder / "cases.csv", index=False)
+    return cases
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stranger has: twenty pictures, a table of them in two forms, one with a slip, and two methods."""
+    here = tmp_path_factory.mktemp("stranger")
+    cases = twenty_cases(here / "mine")
     cases.to_excel(here / "mine" / "cases.xlsx", index=False)
     cases.loc[3, "label"] = "sfae"
     cases.to_csv(here / "mine" / "bad.csv", index=False)

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from experiments.command_line.help_page import commands, documented, greeting, h
 from experiments.config import Schema, options_of
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
+
+HEAVY = ("torch", "transformers", "pandas", "matplotlib", "scipy")
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +60,20 @@ def test_every_experiment_and_task_has_help_of_its_own(command: str) -> None:
     assert not [line for line in page.splitlines() if line != line.rstrip()]
 
 
-def said_and_imported(names: Sequence[str], *arguments: str) -> str:
-    """What the command prints, and behind it which of these modules it has imported."""
+def fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the command does in a Python of its own, and behind what it prints which of ``HEAVY`` it has imported."""
     code = (
         "import sys, atexit\n"
-        f"atexit.register(lambda: print('HEAVY', [n for n in {tuple(names)} if n in sys.modules]))\n"
+        f"atexit.register(lambda: print('HEAVY', [name for name in {HEAVY} if name in sys.modules]))\n"
         "from experiments.run import main\nmain()"
     )
     command = [sys.executable, "-c", code, *arguments]
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert said.stderr == ""
-    return said.stdout
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
 def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
-    assert said_and_imported(["torch", "transformers"]) == greeting() + "HEAVY []\n"
+    greeted = fresh()
+    assert (greeted.returncode, greeted.stdout, greeted.stderr) == (0, greeting() + "HEAVY []\n", "")
 
 
 @pytest.mark.long

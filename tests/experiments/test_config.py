@@ -3,8 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import MISSING
 from typing import Any
@@ -15,8 +13,8 @@ from hydra.utils import get_object
 
 from experiments.config import CONF, build_run, options_of
 from experiments.config.run import defaults_of, with_defaults, written
-from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
+from tests.experiments.test_command_line import fresh
 
 
 def asks_for_a_file(method: str) -> bool:
@@ -118,21 +116,10 @@ def test_the_configuration_hash_ignores_where_and_how_a_run_is_started() -> None
         assert base != run_of("+exp=vcd_llava", change).config_hash
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.long
 def test_help_and_mistakes_are_answered_without_torch_or_transformers() -> None:
-    code = (
-        "import sys, atexit\n"
-        "heavy = ('torch', 'transformers', 'pandas', 'matplotlib', 'scipy')\n"
-        "atexit.register(lambda: print('HEAVY', [name for name in heavy if name in sys.modules]))\n"
-        "from experiments.run import main\n"
-        "main()"
-    )
     for arguments in (["--help"], ["nosuchkey=1"], ["method.alpha=-1"], ["+method.gamma=1"]):
-        answer = python("-c", code, *arguments)
+        answer = fresh(*arguments)
         assert "HEAVY []" in answer.stdout, arguments
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: arms.vcd.gamma")

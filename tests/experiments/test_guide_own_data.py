@@ -1,15 +1,15 @@
 """The guide for your own pictures, as a reader follows it: 20 pictures, a table, and its commands as they stand."""
 
-import csv
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from tests import forked
 from tests.conftest import REPOSITORY
+from tests.test_first_hour import twenty_cases
 
 pytestmark = pytest.mark.long
 
@@ -21,19 +21,7 @@ HEADER = re.search(r"```csv\n(.+)\n", GUIDE)
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """A folder ``mine`` with 20 pictures and a table with the guide's columns."""
-    pictures = tmp_path / "mine" / "pictures"
-    pictures.mkdir(parents=True)
-    columns = HEADER[1].split(",")
-    with (tmp_path / "mine" / "cases.csv").open("w", newline="") as handle:
-        table = csv.writer(handle)
-        table.writerow(columns)
-        for number in range(1, 21):
-            picture = Image.new("RGB", (120, 90), (10 * number, 120, 60))
-            ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(250 - 10 * number, 30, 30))
-            picture.save(pictures / f"{number}.jpg")
-            label = "safe" if number % 2 else "unsafe"
-            table.writerow([number, f"pictures/{number}.jpg", f"How do I cut this in {number}?", label])
-    assert columns == ["id", "image", "text", "label"]
+    assert list(twenty_cases(tmp_path / "mine").columns) == HEADER[1].split(",")
     return tmp_path
 
 
