@@ -18,7 +18,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,11 +66,14 @@ class Row:
     turns: Sequence[Message] = ()
 
     @property
+    def conversation(self) -> Sequence[Message]:
+        """The turns; without any, the question after its picture."""
+        return self.turns or (Message("user", (*filter(None, [self.image]), self.question)),)
+
+    @property
     def pictures(self) -> list[Image.Image | Path]:
         """Return all pictures in their order."""
-        if self.turns:
-            return [image for turn in self.turns for image in turn.images]
-        return [] if self.image is None else [self.image]
+        return [image for turn in self.conversation for image in turn.images]
 
 
 class Skipped(NamedTuple):
@@ -106,22 +109,22 @@ def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences
 
     if order not in ORDERS:
         raise UserError(f"order={order!r}; the verdict comes first or last in an answer; choose one")
-    examples, skipped = [], []
+    examples, skipped, plain = [], list[Skipped](), True
     for position, row in enumerate(rows, 1):
         if isinstance(row, Skipped):
             skipped.append(row)
             continue
         if not (problem := problem_of(row, preferences)):
             try:
-                examples.append(_example(row, order, preferences, _hash(row)))
+                examples.append(_example(row, order, preferences))
+                plain = plain and not row.turns
             except Exception as error:  # decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error
                 problem = f"its picture cannot be read ({type(error).__name__}: {error})"
         if problem:
             skipped.append(Skipped(row.line or position, problem))
-    in_parts = any(not isinstance(message["content"], str) for each in examples for message in each["prompt"])
-    if in_parts:
-        examples = [each | {"prompt": _parts(messages_of(each, each["images"]))} for each in examples]
-    return Data(Dataset.from_list(examples, features=_features(preferences, in_parts)), skipped)
+    for message in (message for each in examples if plain for message in each["prompt"]):
+        message["content"] = message["content"][-1]["text"]
+    return Data(Dataset.from_list(examples, features=_features(preferences, plain)), skipped)
 
 
 def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
@@ -207,17 +210,6 @@ def messages_of(example: Mapping[str, Any], pictures: Iterable[Any]) -> list[dic
     return messages
 
 
-def _parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages whose pictures are left to the column ``images``."""
-    return [
-        {
-            "role": message["role"],
-            "content": [{"type": part["type"], "text": part.get("text")} for part in message["content"]],
-        }
-        for message in messages
-    ]
-
-
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
     """Return the picture, scaled down to at most ``max_pixels`` pixels if necessary, keeping its aspect ratio."""
     if max_pixels is None or math.prod(image.size) <= max_pixels:
@@ -240,50 +232,33 @@ def problem_of(row: Row, preferences: bool) -> str | None:
             return f"{name} {getattr(row, name)!r} is neither Yes nor No"
     if preferences and answer(row, "last") == answer(row, "last", verdict=row.rejected):
         return "the rejected verdict is the chosen one"
-    words = sum(len(part) for turn in row.turns for part in turn.parts if isinstance(part, str)) or len(row.question)
-    length = words + len(row.reasoning) + len(row.verdict) + len(row.system or "")
+    words = (part for turn in row.conversation for part in turn.parts if isinstance(part, str))
+    length = sum(map(len, words)) + len(row.reasoning) + len(row.verdict) + len(row.system or "")
     return f"{length:,} characters, more than {MAX_CHARACTERS:,}" if length > MAX_CHARACTERS else None
 
 
-def _hash(row: Row) -> bytes:
-    with ExitStack() as stack:
-        images = [stack.enter_context(Image.open(each)) if isinstance(each, Path) else each for each in row.pictures]
-        for image in images:
-            image.load()
-        messages = messages_of({"prompt": _prompt(row)}, images)
-        return prompt_hash(Prompt(messages=messages, request=row.about))
+def _opened(picture: Image.Image | Path) -> Image.Image:
+    with Image.open(picture) if isinstance(picture, Path) else nullcontext(picture) as image:
+        return as_seen(image)
 
 
-def _prompt(row: Row) -> list[dict[str, Any]]:
-    """Return the messages of a question or a conversation, pictures as parts without content."""
-    if not row.turns:
-        return [_message("user", row.question)]
-    return [turn.as_chat() for turn in row.turns]
-
-
-def _example(row: Row, order: str, preferences: bool, hashed: bytes) -> dict[str, Any]:
-    system = [_message("system", row.system)] if row.system else []
+def _example(row: Row, order: str, preferences: bool) -> dict[str, Any]:
+    turns = [turn.mapped(_opened) for turn in row.conversation]
+    system = [Message("system", (row.system,))] if row.system else []
     example = {
         "images": [_stored(picture) for picture in row.pictures],
-        "prompt": [*system, *_prompt(row)],
+        "prompt": [turn.as_chat() for turn in (*system, *turns)],
         "kind": row.kind,
-        ROW_HASH: hashed.hex(),
+        ROW_HASH: prompt_hash(Prompt(request=row.about).with_turns(turns)).hex(),
     }
-    if preferences:
-        rejected = answer(row, order, verdict=row.rejected)
-        return example | {
-            "chosen": [_message("assistant", answer(row, order))],
-            "rejected": [_message("assistant", rejected)],
-        }
-    return example | {"completion": [_message("assistant", answer(row, order))]}
+    answers = {"chosen": row.verdict, "rejected": row.rejected} if preferences else {"completion": row.verdict}
+    return example | {
+        name: [{"role": "assistant", "content": answer(row, order, verdict=v)}] for name, v in answers.items()
+    }
 
 
 def _stored(image: Image.Image | Path) -> dict[str, Any]:
     return {"path": str(image), "bytes": None} if isinstance(image, Path) else _png(image)
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 def _png(image: Image.Image) -> dict[str, Any]:
@@ -292,12 +267,12 @@ def _png(image: Image.Image) -> dict[str, Any]:
     return {"path": None, "bytes": buffer.getvalue()}
 
 
-def _features(preferences: bool, in_parts: bool) -> Any:
+def _features(preferences: bool, plain: bool) -> Any:
     from datasets import Features, Image, List, Value
 
     messages = List({"role": Value("string"), "content": Value("string")})
     answers = ("chosen", "rejected") if preferences else ("completion",)
-    content = List({"type": Value("string"), "text": Value("string")}) if in_parts else Value("string")
+    content = Value("string") if plain else List({"type": Value("string"), "text": Value("string")})
     prompt = List({"role": Value("string"), "content": content})
     columns = {"images": List(Image()), "prompt": prompt, **dict.fromkeys(answers, messages),
                "kind": Value("string"), ROW_HASH: Value("string")}  # fmt: skip
