@@ -17,8 +17,6 @@ Knows nothing of models, judges or metrics.
 The last two are tables (JSON, JSON lines, Parquet) in a folder, or folders that ``datasets`` saved.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -33,7 +31,7 @@ from experiments.benchmarks.published_benchmark import (
     Record,
     check_part,
 )
-from experiments.benchmarks.rows import Unfit, encodable, need
+from experiments.benchmarks.rows import Unfit, encodable, json_cell, need
 from interp.messages import Message
 
 # What MSSBench's evaluation says before the question (eric-ai-lab/MSSBench, utils/prompts.py, MIT licence).
@@ -180,22 +178,17 @@ def _named(scenario: str, otherwise: str, entry: Record) -> Record:
 
 def _dialogues(part: str, varied: str, entry: Record) -> list[Record]:
     """Return the safe and the unsafe conversation of a row. An empty variant falls back to the plain turn."""
-    dialogue = entry.get("multimodal_dialogue")
-    if isinstance(dialogue, str):
-        try:
-            dialogue = json.loads(dialogue)
-        except (ValueError, RecursionError) as error:
-            raise Unfit(f"field 'multimodal_dialogue' is not JSON ({error})") from error
-    if not isinstance(dialogue, Mapping):
-        raise Unfit("field 'multimodal_dialogue' is no object with r1, r2 and r3")
-    conversations = []
-    for side in SIDES:
-        variant = {varied: f"{side}_{varied}"} if str(dialogue.get(f"{side}_{varied}") or "").strip() else {}
-        conversations.append({name: need(dialogue, variant.get(name, name)) for name in ("r1", "r2", "r3")})
-    if conversations[0] == conversations[1]:
+    field = "multimodal_dialogue"
+    dialogue = need({field: json_cell(entry.get(field), field)}, field, dict)
+    variants = {side: dialogue.get(f"{side}_{varied}") for side in SIDES}
+    record = {**dialogue, **_named(part, "where", entry)}
+    safe, unsafe = (
+        {**record, "side": side, varied: text if str(text or "").strip() else record.get(varied)}
+        for side, text in variants.items()
+    )
+    if safe[varied] == unsafe[varied]:
         raise Unfit(f"both conversations are the same; they differ in {varied}")
-    entry = _named(part, "where", entry)
-    return [{**entry, **texts, "side": side} for side, texts in zip(SIDES, conversations, strict=True)]
+    return [safe, unsafe]
 
 
 def _turned(part: str, varied: str) -> Columns:
@@ -242,10 +235,9 @@ class MTMCS(PublishedSet):
     def find(self) -> Collected:
         """Return all conversations that the files name."""
         cases = super().find()
-        if self.turns == "given":
-            given = Message("assistant", (GIVEN,))
-            turns = [tuple(turn if turn.parts else given for turn in case.turns) for case in cases.samples]
-            cases.samples = [replace(case, turns=turns.pop(0)) for case in cases.samples]
+        for number, case in enumerate(cases.samples if self.turns == "given" else ()):
+            turns = tuple(turn if turn.parts else Message("assistant", (GIVEN,)) for turn in case.turns)
+            cases.samples[number] = replace(case, turns=turns)
         return cases
 
 

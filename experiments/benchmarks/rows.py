@@ -132,6 +132,18 @@ class Unfit(Exception):
     """An entry of a benchmark's file that no case can be made of; its text says why."""
 
 
+def json_cell(value: Any, field: str) -> Any:
+    """Return the value of a cell that may hold it as JSON.
+
+    Raises:
+        Unfit: its text is no JSON.
+    """
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise Unfit(f"{field}: is not JSON ({error})") from error
+
+
 def need(entry: Any, field: str, kind: type = str) -> Any:
     """Return the value of ``field`` in a JSON object or CSV row, of that type and not blank.
 

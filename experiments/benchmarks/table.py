@@ -4,7 +4,6 @@ What is wrong with a row is not decided here: cases go as they are to ``experime
 all problems at once. Imports neither torch nor transformers.
 """
 
-import json
 import math
 import re
 import sys
@@ -16,7 +15,7 @@ from typing import Any, get_args
 
 from experiments.benchmarks.images import cell_picture, described
 from experiments.benchmarks.mmsafeaware import PREFIX
-from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, read_file
+from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, json_cell, read_file
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
 from interp.messages import Message
@@ -329,17 +328,13 @@ def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Messa
     Raises:
         Unfit: they are no JSON or no conversation that a case can be.
     """
-    try:
-        messages = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise Unfit(f"messages: is not JSON ({error})") from error
 
     def picture(part: Mapping[str, Any]) -> Path | Drawable:
         assert root is not None
         return cell_picture(part.get("image", part.get("path")), case, root, option)
 
     try:
-        system, turns, answer = read_messages(messages, picture)
+        system, turns, answer = read_messages(json_cell(value, "messages"), picture)
     except UserError as error:
         raise Unfit(str(error) if str(error).startswith("messages") else f"messages: {error}") from error
     if answer is not None:

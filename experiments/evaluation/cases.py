@@ -43,16 +43,15 @@ def rolled_out(generate: "Callable[[Sequence[Prompt]], Generation]", prompts: "S
     """
     done = list(prompts)
     while waiting := {row: turn for row, prompt in enumerate(done) if (turn := _first_open(prompt)) is not None}:
-        groups: dict[int, dict[int, Prompt]] = {}
+        before = {}
         for row, turn in waiting.items():
-            before = replace(done[row], key=f"{done[row].key}\nturn {turn}", request="", shows="", answer_prefix=())
-            before = before.with_turns(done[row].turns[:turn])
-            groups.setdefault(len(before.images), {})[row] = before
-        for group in groups.values():
-            for row, text in zip(group, generate(list(group.values())).texts, strict=True):
-                turns = list(done[row].turns)
-                turns[waiting[row]] = Message("assistant", (text,))
-                done[row] = done[row].with_turns(turns)
+            about = replace(done[row], key=f"{done[row].key}\nturn {turn}", request="", shows="", answer_prefix=())
+            before[row] = about.with_turns(done[row].turns[:turn])
+        for number in {len(prompt.images) for prompt in before.values()}:
+            rows = [row for row, prompt in before.items() if len(prompt.images) == number]
+            for row, text in zip(rows, generate([before[row] for row in rows]).texts, strict=True):
+                earlier, later = done[row].turns[: waiting[row]], done[row].turns[waiting[row] + 1 :]
+                done[row] = done[row].with_turns((*earlier, Message("assistant", (text,)), *later))
     return done
 
 
@@ -157,8 +156,7 @@ def prompt_of(sample: Sample, pictures: Sequence[Image.Image]) -> "Prompt":
     left = iter(pictures)
     if not sample.turns:
         return Prompt(sample.prompt, next(left, None), **about)
-    turns = [turn.mapped(lambda _: next(left)) for turn in sample.turns]
-    return Prompt(**about).with_turns(turns)
+    return Prompt(**about).with_turns([turn.mapped(lambda _: next(left)) for turn in sample.turns])
 
 
 def outlines(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[list[tuple[int, int]]]]":

@@ -160,9 +160,10 @@ def test_wrong_rows_of_mtmcs_are_counted_with_a_sentence(tmp_path: Path) -> None
     (tmp_path / "type_a.json").write_text(json.dumps(rows))
     missing = MTMCS(root=str(tmp_path), part="type_a").load().missing
     assert "is not JSON" in missing["type_a-7"]
-    assert "no object with r1, r2 and r3" in missing["type_a-8"]
+    assert "no field 'multimodal_dialogue'" in missing["type_a-8"]
     assert "both conversations are the same; they differ in r3" in missing["type_a-9"]
-    assert "no field 'r2'" in missing["type_a-10"]
+    assert "no field 'r2'" in missing["type_a-10-safe"]
+    assert "no field 'r2'" in missing["type_a-10-unsafe"]
     assert "gone.png" in missing["type_a-11-safe"]
     with pytest.raises(UserError, match=r"type_b\.json is missing"):
         MTMCS(root=str(tmp_path), part="type_b").load()
