@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 
+ROOT = Path(conf.__file__).parents[1]
+REQUIRED = "???"  # Hydra's mark for a value that the user must give
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = ["force", "fresh", "output_root", "task", "plan", "verbose", "contrasts"]
 
@@ -151,10 +153,6 @@ def digest(value: object) -> str:
 def answered_elsewhere(arms: Mapping[str, Any]) -> bool:
     """Return whether no arm calls a model."""
     return all(isinstance(method, Responses) for method in arms.values())
-
-
-ROOT = Path(conf.__file__).parents[1]
-REQUIRED = "???"  # Hydra's mark for a value that the user must give
 
 
 @cache

@@ -33,6 +33,15 @@ from interp.errors import UserError
 from interp.figures.glyphs import Figure
 
 FOLDER = "sections"
+FILE = "missing.json"
+TRACEBACKS = "tracebacks"
+REPORT = "report"  # what the figures of the report itself are part of
+YET = "yet: the run is still at work or was cut off, and the same command goes on"
+NOTE = "note: "  # what an analysis' remarks begin with
+LONGEST = 300  # characters of an error's message in a sentence
+UNFINISHED: set[Path] = set()
+"""Runs of this process whose requests did not all get through, or of which an analysis failed."""
+Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
@@ -125,15 +134,6 @@ def attention_section(folder: Path, figures: list[dict[str, str]]) -> dict[str, 
         return None
     return {"name": "attention", "title": "Where failures look", "sentences": sentences, "tables": [], "note": note,
             "figures": figures}  # fmt: skip
-
-
-FILE = "missing.json"
-TRACEBACKS = "tracebacks"
-REPORT = "report"  # what the figures of the report itself are part of
-YET = "yet: the run is still at work or was cut off, and the same command goes on"
-LONGEST = 300  # characters of an error's message in a sentence
-UNFINISHED: set[Path] = set()
-"""Runs of this process whose requests did not all get through, or of which an analysis failed."""
 
 
 @dataclass
@@ -236,12 +236,6 @@ def _free() -> None:
     if torch is not None and torch.cuda.is_available():
         with suppress(RuntimeError):  # a device that failed cannot be freed either
             torch.cuda.empty_cache()
-
-
-NOTE = "note: "  # what an analysis' remarks begin with
-
-
-Work = TypeVar("Work")
 
 
 class NoMargin(UserError):
