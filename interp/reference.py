@@ -75,18 +75,16 @@ class Reference:
     @cached_property
     def chats(self) -> list[Prompt]:
         """Two conversations of different lengths, with two turns of the user and a picture in each."""
-        first, second = self.prompts
-        return [_chat(first, second), _chat(second, second)]
+        second, answer = self.prompts[1], Message("assistant", ("I see.",))
+        return [Prompt().with_turns((*first.turns, answer, *second.turns)) for first in self.prompts]
 
     @property
     def other_chats(self) -> dict[str, list[Prompt]]:
         """The conversations with another part, by what it is."""
-        return {
-            "a black first picture": [chat.with_images(_black, only=[1]) for chat in self.chats],
-            "a black second picture": [chat.with_images(_black, only=[2]) for chat in self.chats],
-            "another first question": [chat.with_parts({(0, 1): "What do you see?"}) for chat in self.chats],
-            "another first answer": [chat.with_parts({(1, 0): "That is dangerous."}) for chat in self.chats],
-        }
+        chats = {f"a black picture {n}": [chat.with_images(_black, only=[n]) for chat in self.chats] for n in (1, 2)}
+        for name in ("user:1", "assistant:1"):
+            chats[f"another {name}"] = [chat.with_parts({chat.parts[name][0]: "That is bad."}) for chat in self.chats]
+        return chats
 
     def states(self, encoded: Any, modules: Mapping[Any, Any]) -> dict[Any, Tensor]:
         """Return what goes into and comes out of ``modules`` (name → module) in one forward."""
@@ -105,10 +103,6 @@ class Reference:
 
 def _black(image: Image.Image) -> Image.Image:
     return Image.new("RGB", image.size)
-
-
-def _chat(first: Prompt, second: Prompt) -> Prompt:
-    return Prompt().with_turns((*first.turns, Message("assistant", ("I see.",)), *second.turns))
 
 
 def float32_copy(model: Any) -> Any:

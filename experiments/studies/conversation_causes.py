@@ -23,15 +23,14 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
-from experiments.evaluation.validated_run import validate
 from experiments.metrics.bootstrap import ratios, unit_sums
 from experiments.metrics.case_groups import named_pairs
 from experiments.metrics.estimates import HIGHER, LOWER, claim_of
 from experiments.report.figures import Guide, Mark, points
-from experiments.report.sections import Analysis, Section, SectionFigure
+from experiments.report.sections import Section, SectionFigure
 from experiments.report.tables import lines, pivot, unit
 from experiments.runs.results_table import Results, Row, row
-from experiments.studies.questions import Questions, check_first_token, check_margins, check_sizes
+from experiments.studies.questions import Questions, check_sizes, examine_baseline
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -72,13 +71,8 @@ class ConversationCauses:
         Raises:
             UserError: the benchmark has no margin or no pairs, or the model cannot be used.
         """
-        alone = study.baseline_only(check_margins(run))
-        validated = validate(alone)
-        self._pairs(validated.complete.samples, run)  # refuse a benchmark without pairs
-        with study.open_study(alone, validated=validated) as work:
-            check_first_token(work.vlm, "+exp=conversation_causes")
-            work.answer_all()
-            work.conclude([Analysis(NAME, "no part was exchanged", self._examined)])
+        examine_baseline(run, NAME, "no part was exchanged", self._examined,
+                         lambda validated: self._pairs(validated.complete.samples, run))  # fmt: skip
 
     def _pairs(self, samples: Sequence[Sample], run: Run) -> list[tuple[Sample, Sample]]:
         """Return (unsafe, safe) conversations."""
@@ -172,8 +166,8 @@ def _of_form(vlm: "VLM", form: str, pairs: Sequence[Twins], seed: int, summed: S
     names, donors = form.split(" + "), _donors(pairs, seed)
     prompts: list[Prompt] = [prompt for twins in pairs for prompt in twins[:2]]
     for name, index in product(names, range(len(pairs))):
-        (unsafe, safe, _), donor = pairs[index], donors[index]
-        changes = (unsafe, safe), (safe, unsafe), (unsafe, donor.unsafe), (safe, donor.safe)
+        (first, twin, _), donor = pairs[index], donors[index]
+        changes = (first, twin), (twin, first), (first, donor.unsafe), (twin, donor.safe)
         prompts += [exchanged(*change, name) for change in changes]
     margins = vlm.batches.scores(prompts).double().numpy()
     unsafe, safe = margins[: 2 * len(pairs)].reshape(-1, 2).T

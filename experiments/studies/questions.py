@@ -1,14 +1,18 @@
 """The questions of a study: if a question cannot be answered, one sentence says why, and the other questions go on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.config import Run
-from experiments.report.sections import guarded
+from experiments.evaluation import study
+from experiments.evaluation.validated_run import validate
+from experiments.report.sections import Analysis, guarded
 from interp.errors import UserError
+
+Step = Callable[[Any], Any]
 
 
 class Questions:
@@ -57,6 +61,33 @@ def check_sizes(task: object, **least: int) -> None:
         value = getattr(task, name)
         if value is not None and value < smallest:
             raise UserError(f"task.{name}={value}: must be at least {smallest}. Raise it.")
+
+
+def examine_baseline(run: Run, name: str, missing: str, examine: Step, check: Step, precise: bool = False) -> None:
+    """Answer what is missing as the baseline, then conclude with ``examine``, which looks into the model.
+
+    Args:
+        run: the run of the study.
+        name: of the experiment and its analysis.
+        missing: what a report says if ``examine`` fails.
+        examine: looks into the model; returns what to print.
+        check: refuses cases that cannot be examined, before any weights load.
+        precise: whether a model in 16 bits is refused.
+
+    Raises:
+        UserError: the benchmark has no margin, or the model cannot be used.
+    """
+    alone = study.baseline_only(check_margins(run))
+    validated = validate(alone)
+    check(validated)
+    with study.open_study(alone, validated=validated) as work:
+        if precise:
+            from interp.tools.part_effects import check_precise
+
+            check_precise(work.vlm)
+        check_first_token(work.vlm, f"+exp={name}")
+        work.answer_all()
+        work.conclude([Analysis(name, missing, examine)])
 
 
 def check_margins(run: Run) -> Run:

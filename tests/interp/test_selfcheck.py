@@ -178,7 +178,7 @@ def test_two_pictures_and_two_turns_are_checked(name: str, monkeypatch: pytest.M
     )
     result = prove(vlm, checks=("conversation",))
     assert result.checks["conversation"].state == "not shown", result
-    assert "a black second picture moves the reference by 0" in result.checks["conversation"].why
+    assert "a black picture 2 moves the reference by 0" in result.checks["conversation"].why
 
 
 def scaled(name: str, factor: float) -> Callable[..., Any]:

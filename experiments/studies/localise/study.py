@@ -15,14 +15,13 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.looking_inside import MOST_DRAWS, Presented, followed, look_inside
-from experiments.evaluation.validated_run import validate
 from experiments.metrics.estimates import NOT_TESTED
 from experiments.report.figures import Guide, Mark, points
-from experiments.report.sections import Analysis, Section, SectionFigure
+from experiments.report.sections import Section, SectionFigure
 from experiments.report.tables import lines, pivot, unit
 from experiments.runs.results_table import Results, Row
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, Cases, split
-from experiments.studies.questions import check_first_token, check_margins, check_sizes
+from experiments.studies.questions import check_sizes, examine_baseline
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -60,16 +59,8 @@ class Localise:
         Raises:
             UserError: the benchmark has no margin or too few pairs, or the model cannot be used.
         """
-        alone = study.baseline_only(check_margins(run))
-        validated = validate(alone)
-        self._cases(validated.complete.samples, run)  # refuse a benchmark without enough pairs
-        with study.open_study(alone, validated=validated) as work:
-            from interp.tools.part_effects import check_precise
-
-            check_precise(work.vlm)
-            check_first_token(work.vlm, "+exp=localise")
-            work.answer_all()
-            work.conclude([Analysis(NAME, "no part was looked for", self._examined)])
+        examine_baseline(run, NAME, "no part was looked for", self._examined,
+                         lambda validated: self._cases(validated.complete.samples, run), precise=True)  # fmt: skip
 
     def _cases(self, samples: Sequence[Sample], run: Run) -> Cases:
         return split(samples, questions=self.questions, pairs=self.pairs, seed=run.seed)
@@ -82,10 +73,8 @@ class Localise:
         chosen = {name: value for name, value in options.items() if name != "pairs"}
 
         def present(details: dict[str, Any], results: Results) -> Presented:
-            sentences, notes = (
-                lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes")
-            )
-            section = Section(TITLE, [*sentences, *seen.notes], tables(details, results), note=" ".join(notes))
+            told, notes = (lines(NAME, part=part, details=details, results=results) for part in ("answers", "notes"))
+            section = Section(TITLE, [*told, *seen.notes], tables(details, results), " ".join(notes))
             return section, figures(details, results)
 
         with followed(work, next_token=True) as seen:

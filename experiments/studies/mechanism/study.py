@@ -12,12 +12,11 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.looking_inside import Presented, followed, look_inside
-from experiments.evaluation.validated_run import validate
-from experiments.report.sections import Analysis, Section
+from experiments.evaluation.validated_run import ValidatedRun
+from experiments.report.sections import Section
 from experiments.report.tables import lines
-from experiments.runs.launch import Launch
 from experiments.runs.results_table import Results, Row
-from experiments.studies.questions import Questions, check_first_token, check_margins, check_sizes
+from experiments.studies.questions import Questions, check_sizes, examine_baseline
 from interp.errors import UserError
 from mitigation.method import check_prior
 
@@ -51,16 +50,14 @@ class Mechanism:
 
     def __call__(self, run: Run) -> None:
         """Answer what is missing, look into the model, and print a sentence for each question."""
-        alone = study.baseline_only(check_margins(run))
-        validated = validate(alone, Launch.current().console())
-        if all(sample.image is None for sample in validated.loaded.samples):
-            raise UserError(
-                f"benchmark {run.benchmark.name} has no pictures. +exp=mechanism needs cases with pictures."
-            )
-        with study.open_study(alone, validated=validated) as work:
-            check_first_token(work.vlm, "+exp=mechanism")
-            work.answer_all()
-            work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])
+
+        def pictured(validated: ValidatedRun) -> None:
+            if all(sample.image is None for sample in validated.loaded.samples):
+                raise UserError(
+                    f"benchmark {run.benchmark.name} has no pictures. +exp=mechanism needs cases with pictures."
+                )
+
+        examine_baseline(run, NAME, "the mechanism was not examined", self._examined, pictured)
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
         """Write rows, mechanism.json, figures and the report's section, and return what to print."""
