@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -173,17 +173,14 @@ def read(
     turns = [_message(message, number, picture or _seen_in) for number, message in enumerate(messages, 1)]
     system = turns.pop(0).text if turns and turns[0].role == "system" else None
     answer = turns.pop().text if turns and turns[-1].role == "assistant" else None
-    if not turns or turns[-1].role != "user":
-        last = f"the last message is by {turns[-1].role!r}" if turns else "there is no message of the user"
-        raise UserError(f"messages: {last}; a conversation ends with a turn of the user; add the question")
-    if turns[0].role == "assistant":
-        raise UserError("messages: the first turn is by 'assistant'; a conversation begins with a turn of the user")
-    for number, (before, turn) in enumerate(pairwise(turns), 2 + (system is not None)):
-        if turn.role == before.role or turn.role == "system":
+    for number, (turn, role) in enumerate(zip(turns, cycle(("user", "assistant"))), 1 + (system is not None)):
+        if turn.role != role:
             raise UserError(
-                f"messages: message {number} is by {turn.role!r} and follows {before.role!r}; user and assistant take "
-                "turns, and a system text comes first; join the two messages into one"
+                f"messages: message {number} is by {turn.role!r}, where {role!r} speaks; after a system text, user and "
+                "assistant take turns; join messages of the same role into one"
             )
+    if len(turns) % 2 == 0:
+        raise UserError("messages: there is no message of the user at the end; add the question")
     return system, tuple(turns), answer
 
 

@@ -233,8 +233,8 @@ class OwnFile(_Own):
 
 
 def _own_copy(prompt: "Prompt") -> "Prompt":
-    """Return the prompt with a picture that a file's function may draw on, so that no other branch or arm sees it."""
-    return prompt if prompt.image is None else replace(prompt, image=prompt.image.copy())
+    """Return the prompt with pictures that a file's function may draw on, so that no other branch or arm sees it."""
+    return prompt.with_images(lambda image: image.copy())
 
 
 @dataclass(frozen=True)

@@ -147,16 +147,12 @@ class Verbalise:
             questions = {
                 row: replace(prompt, text=self.question, image=prompt.images[number], system=None, messages=())
                 for row, prompt in enumerate(prompts)
-                if number < len(prompt.images) and row in lines
+                if number < len(prompt.images)
             }
             name = DESCRIPTION if number == 0 else f"{DESCRIPTION} {number + 1}"
-            answers = steps.ask(name, questions, max_new_tokens=self.description_tokens)
-            for row in questions:
-                if row in answers:
-                    lines[row].append(answers[row])
-                else:
-                    del lines[row]  # lost
-        return {row: texts[0] if len(texts) == 1 else texts for row, texts in lines.items()}
+            for row, text in steps.ask(name, questions, max_new_tokens=self.description_tokens).items():
+                lines[row].append(text)
+        return {row: texts[0] if len(texts) == 1 else texts for row, texts in lines.items() if row not in steps.lost}
 
 
 @dataclass(frozen=True)
