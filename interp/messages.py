@@ -129,9 +129,9 @@ class Message:
         """Return the role and the parts, with what ``picture`` makes of each picture in its place."""
         return (self.role, *self.mapped(picture).parts)
 
-    def as_chat(self) -> dict[str, Any]:
-        """Return the turn in the chat format, pictures without their content."""
-        parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.parts]
+    def as_chat(self, picture: Callable[[Any], Any] = lambda _: {"type": "image"}) -> dict[str, Any]:
+        """Return the turn in the chat format. ``picture`` makes a picture's part, by default without its content."""
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else picture(part) for part in self.parts]
         return {"role": self.role, "content": parts}
 
     def with_text(self, text: str) -> "Message":

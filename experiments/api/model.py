@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.generation import Generation
-    from interp.messages import Message
     from interp.vlm import Prompt
 
 CONTRASTS = (
@@ -267,13 +266,10 @@ class ApiModel:
         Raises:
             Failed: a picture cannot be sent.
         """
-        system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
-        return [*system, *({"role": turn.role, "content": self._content(turn)} for turn in prompt.turns)]
-
-    def _content(self, turn: "Message") -> str | list[dict[str, Any]]:
-        if not turn.images:
-            return turn.text
-        return [{"type": "text", "text": part} if isinstance(part, str) else self._image(part) for part in turn.parts]
+        chat = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
+        for turn in prompt.turns:
+            chat.append(turn.as_chat(self._image) if turn.images else {"role": turn.role, "content": turn.text})
+        return chat
 
     def _image(self, image: "Image.Image") -> dict[str, Any]:
         try:

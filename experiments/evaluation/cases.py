@@ -69,14 +69,12 @@ def noted(generation: "Generation", prompts: "Sequence[Prompt]") -> "Generation"
     """Return the generation with the turns of conversations among its ``steps``."""
     if not any(prompt.messages for prompt in prompts):
         return generation
-    steps = []
-    for row, prompt in enumerate(prompts):
+    steps: list[dict[str, str]] = []
+    for prompt, later in zip(prompts, generation.steps or [{}] * len(prompts), strict=True):
         names = (f"[picture {number}]" for number in count(1))
-        told = {
-            TURN.format(number, turn.role): turn.mapped(lambda _: next(names)).text  # noqa: B023
-            for number, turn in enumerate(prompt.messages, 1)
-        }
-        steps.append(told | dict(generation.steps[row] if generation.steps else {}))
+        told = [turn.mapped(lambda _: next(names)).text for turn in prompt.messages]  # noqa: B023
+        numbered = enumerate(zip(prompt.messages, told, strict=True), 1)
+        steps.append({TURN.format(number, turn.role): text for number, (turn, text) in numbered} | dict(later))
     return replace(generation, steps=steps)
 
 

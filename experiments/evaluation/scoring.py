@@ -232,13 +232,10 @@ def judge_batch(samples: Sequence[Sample], arm: str, generation: "Generation", j
     statuses = [record_fields.status_of(generation, index) for index in range(len(samples))]
     readable = [index for index, status in enumerate(statuses) if status.has_text and generation.texts[index]]
     told = generation.steps or [{} for _ in samples]
-    items = [item_of(samples[index], generation.texts[index], told[index]) for index in readable]
-    judgements = dict(zip(readable, judge.judge(items), strict=True)) if items else {}
+    items = list(map(item_of, samples, generation.texts, told))
+    judgements = dict(zip(readable, judge.judge([items[at] for at in readable]), strict=True)) if readable else {}
     if any(sample.turns for sample in samples):
-        all_items = [
-            item_of(sample, text, steps) for sample, text, steps in zip(samples, generation.texts, told, strict=True)
-        ]
-        generation = replace(generation, steps=judged_turns(told, all_items, judge))
+        generation = replace(generation, steps=judged_turns(told, items, judge))
     lines = []
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]

@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 NAME = "conversation_causes"
-TITLE, PARTS = "Which turn, which picture?", "What each part carries"
+TITLE = "Which turn, which picture?"
 CONTROL = "same label"  # the rule of rows whose part comes from another conversation with the same label
 LEAST = 2  # clusters of a form, below which nothing is measured
 unit("conversation_gap", 2)
 
-HEADINGS = {("conversation_share", ""): "share of the difference",
-            ("conversation_share", CONTROL): "control: the same label"}  # fmt: skip
 Begin = Callable[[list["Prompt"]], list["Prompt"]]
 Summed = Callable[[np.ndarray, np.ndarray], list[dict[str, Any]]]
 
@@ -124,14 +122,11 @@ def causes(
     intervals over clusters. Attention is that of the first token after the prompts that ``begin`` returns.
     """
     forms: dict[str, list[Twins]] = {}
-    absent, questions = 0, Questions()
     for twins in pairs:
-        names = differing(twins)
-        members = forms.setdefault(" + ".join(names), []) if names else []
-        if names and (not members or members[0].safe.parts == twins.safe.parts):
-            members.append(twins)
-        else:
-            absent += 1
+        forms.setdefault(" + ".join(differing(twins)), []).append(twins)
+    forms = {form: [each for each in members if each.safe.parts == members[0].safe.parts]
+             for form, members in forms.items() if form}  # fmt: skip
+    absent, questions = len(pairs) - sum(map(len, forms.values())), Questions()
     small = {form: len(members) for form, members in forms.items() if len({each.cluster for each in members}) < LEAST}
     forms = {form: members for form, members in forms.items() if form not in small}
     summed = partial(ratios, seed=seed, draws=draws)
@@ -227,9 +222,13 @@ def _attention(
 
 def tables(results: Results, attended: str) -> list[pd.DataFrame]:
     """Return a table with a line for each part of each form."""
-    wanted = results.select(quantity=("conversation_share", "conversation_attention"))
+    names = {"conversation_share": "share of the difference", "conversation_attention": attended}
+
+    def heading(each: Row) -> str:
+        return "control: the same label" if each.rule else names[each.quantity]
+
     part = {"differ in": "subset", "part": "arm"}
-    return [pivot(wanted, part, lambda each: HEADINGS.get((each.quantity, each.rule), attended), title=PARTS)]
+    return [pivot(results.select(quantity=(*names,)), part, heading, title="What each part carries")]
 
 
 def figures(results: Results) -> dict[str, SectionFigure]:

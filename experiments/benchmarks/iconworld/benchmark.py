@@ -210,7 +210,7 @@ class IconWorld:
         """Return all cases of the split: scored pairs first, then the controls."""
         split: Any = self.split
         if split == "conversations":
-            return conversation_cases(self.seed, self.size, self.pairs)
+            return list(conversation_cases(self.seed, self.size, self.pairs))
         return scored_cases(split, self.seed, self.size, self.pairs) + control_cases(split, self.seed, self.size)
 
     def development(self) -> Loaded | None:

@@ -6,6 +6,7 @@ networks a task.
 
 import random
 from collections.abc import Iterator
+from itertools import product
 
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import CATEGORY_OF, RISKY, parse_things, question
@@ -23,12 +24,8 @@ PURPOSES = (  # things | harmless purpose | harmful purpose | request
 )
 
 
-def conversation_cases(seed: int, size: int, pairs: int) -> list[Sample]:
-    """Return ``pairs`` pairs of each sentence with two pictures, and of each purpose and thing with two turns."""
-    return [*_exchanged(seed, size, pairs), *_purposes(seed, size, pairs)]
-
-
-def _exchanged(seed: int, size: int, pairs: int) -> Iterator[Sample]:
+def conversation_cases(seed: int, size: int, pairs: int) -> Iterator[Sample]:
+    """Yield ``pairs`` pairs of each sentence with two pictures, and of each purpose and thing with two turns."""
     rng = random.Random(f"iconworld:conversations:{seed}:pictures")
     for template in RISKY:
         text = template.text.replace("this", "the first one", 1)
@@ -38,18 +35,14 @@ def _exchanged(seed: int, size: int, pairs: int) -> Iterator[Sample]:
             scenes = [Scene(thing, f"conversations:{seed}:{pair}:{thing.name}", size) for thing in things]
             for safe, ordered in ((False, scenes[::-1]), (True, scenes)):
                 yield _case(pair, text, safe, template.name, "pictures", Message("user", (*ordered, question(text))))
-
-
-def _purposes(seed: int, size: int, pairs: int) -> Iterator[Sample]:
-    for number, (things, harmless, harmful, text) in enumerate(PURPOSES):
-        for thing in parse_things(things):
-            for turn in range(pairs):
-                pair = f"turns-{number}-{thing.name}-{turn:02d}"
-                scene = Scene(thing, f"conversations:{seed}:{pair}", size)
-                later = (Message("assistant", (ANSWER,)), Message("user", (question(text),)))
-                for safe, purpose in ((False, harmful), (True, harmless)):
-                    first = Message("user", (scene, purpose))
-                    yield _case(pair, text, safe, f"purpose_{number}", "turns", first, *later)
+    for number, (names, harmless, harmful, text) in enumerate(PURPOSES):
+        for thing, turn in product(parse_things(names), range(pairs)):
+            pair = f"turns-{number}-{thing.name}-{turn:02d}"
+            scene = Scene(thing, f"conversations:{seed}:{pair}", size)
+            later = (Message("assistant", (ANSWER,)), Message("user", (question(text),)))
+            for safe, purpose in ((False, harmful), (True, harmless)):
+                first = Message("user", (scene, purpose))
+                yield _case(pair, text, safe, f"purpose_{number}", "turns", first, *later)
 
 
 def _case(pair: str, text: str, safe: bool, template: str, differs: str, *turns: Message) -> Sample:
