@@ -32,7 +32,7 @@ def cases(count: int, *, blind: Sequence[int] = ()) -> list[Sample]:
 def test_without_a_budget_or_a_model_the_order_stays() -> None:
     samples = cases(5)
     in_order = [samples[:2], samples[2:4], samples[4:]]
-    lengths: Any = SimpleNamespace(of=lambda texts, sizes: [1, 2, 3, 4, 5])
+    lengths: Any = SimpleNamespace(count=lambda texts, sizes: [1, 2, 3, 4, 5])
     assert form(samples, lengths, BatchRule(2, None)) == in_order
     assert form(samples, None, BatchRule(2, 100)) == in_order
     assert form(samples, lengths, BatchRule(2, 100)) == [samples[3:], samples[1:3], samples[:1]]
