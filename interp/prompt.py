@@ -56,10 +56,9 @@ class Prompt:
 
     def __post_init__(self) -> None:
         if self.image is not None and not isinstance(self.image, Image.Image):
-            kind = type(self.image).__name__
             raise UserError(
-                f"Prompt: image is a {kind}; a prompt takes one picture as a PIL.Image.Image, or None; to ask about "
-                "several, give messages=[…], or paste them into one picture"
+                f"Prompt: image is a {type(self.image).__name__}; a prompt takes one picture as a PIL.Image.Image, or "
+                "None; to ask about several, give messages=[…], or paste them into one picture"
             )
         if self.image is not None:
             vars(self).update(image=seen(self.image))

@@ -91,11 +91,6 @@ class RowSegments:
         """Whether the prompt has several turns or pictures."""
         return any(PART.fullmatch(part) and part not in ("user:1", "image:1") for part in self.parts)
 
-    @property
-    def detailed(self) -> tuple[str, ...]:
-        """The finest names of the columns: parts in a conversation, else segments."""
-        return self.parts if self.conversation else self.labels
-
     def named(self, name: str) -> list[bool]:
         """Return for each column whether it belongs to a segment, a group or a part."""
         name = GROUPS.get(name, name)

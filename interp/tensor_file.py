@@ -171,12 +171,8 @@ def row_hash(question: str, about: str, image: "Image.Image | None") -> bytes:
 
 def prompt_hash(prompt: "Prompt") -> bytes:
     """Return the ``row_hash`` of a prompt; of a conversation: of all texts, of the user's, and of all pictures."""
-    if not prompt.messages:
-        return row_hash(prompt.text, prompt.request, prompt.image)
-    texts, questions = (
-        "\n".join(turn.text for turn in prompt.turns if turn.role in roles)
-        for roles in (("user", "assistant"), ("user",))
-    )
+    texts = "\n".join(turn.text for turn in prompt.turns)
+    questions = "\n".join(turn.text for turn in prompt.messages if turn.role == "user") or prompt.request
     return row_hash(texts, questions, _side_by_side(prompt.images))
 
 

@@ -357,11 +357,7 @@ def set_images(method: Any) -> None:
     if numbers is None:
         return
     listed = isinstance(numbers, list | tuple) or type(numbers).__name__ == "ListConfig"
-    if (
-        not listed
-        or not len(numbers)
-        or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in numbers)
-    ):
+    if not (listed and len(numbers) and all(type(number) is int and number >= 1 for number in numbers)):
         raise UserError(f"images={numbers!r}; pictures are numbered from 1; give a list such as [1], or null for all")
     object.__setattr__(method, "images", tuple(numbers))
 

@@ -140,10 +140,10 @@ def packed(
     """
     from interp.segments import SEGMENTS
 
-    earlier = dict.fromkeys(segments.parts) if segments.conversation else SEGMENTS
-    names = [name for name in earlier if name not in DROPPED]
+    finest, earlier = (segments.parts, segments.parts) if segments.conversation else (segments.labels, SEGMENTS)
+    names = [name for name in dict.fromkeys(earlier) if name not in DROPPED]
     names += [] if "generated" in names else ["generated"]
-    labels = [*segments.detailed, *["generated"] * sum(step >= 0 for step in maps)]
+    labels = [*finest, *["generated"] * sum(step >= 0 for step in maps)]
     words = [at for at, name in enumerate(labels) if not name.startswith("image") and name not in DROPPED]
     read = [*segments.input_ids, *ids][: len(labels)]
     words = [at for at in words if at < len(read)]
