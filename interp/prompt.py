@@ -103,9 +103,7 @@ class Prompt:
     @property
     def turns(self) -> tuple[Message, ...]:
         """The turns of user and assistant; a question with a picture is one turn of the user."""
-        if self.messages:
-            return tuple(self.messages)
-        return (Message("user", (self.text,) if self.image is None else (self.image, self.text)),)
+        return tuple(self.messages) or (Message("user", (*filter(None, [self.image]), self.text)),)
 
     @property
     def images(self) -> tuple[Image.Image, ...]:

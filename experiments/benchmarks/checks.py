@@ -93,8 +93,7 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
 def content_of(sample: Sample) -> str:
     """Return a short hash of everything in a case that can change its answer or its verdict."""
     parts: list[object] = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
-    if sample.turns:  # of each turn who speaks and what, and where the pictures are
-        parts += [turn.outline() for turn in sample.turns]
+    parts += [turn.outline() for turn in sample.turns]  # who speaks and what, and where the pictures are
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

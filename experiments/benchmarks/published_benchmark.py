@@ -286,16 +286,15 @@ def _add(cases: Collected, folder: Path, columns: Columns, case: str, record: Re
     tags = {name: value for name, template in columns.tags.items() if (value := _filled(template, record))}
     names = [_filled(template, record, strict=True) for template in columns.image]
     cluster, pair = _filled(columns.cluster, record), _filled(columns.pair, record) or None
-    picture: Any = first_there(folder, *names) if names else None
-    if pictures := [cell_picture(record.get(name), pair or case, folder, "benchmark") for name in columns.cells]:
-        picture = pictures[0]
+    pictures: list[Any] = [first_there(folder, *names)] if names else []
+    pictures += [cell_picture(record.get(name), pair or case, folder, "benchmark") for name in columns.cells]
     turns: list[Message] = []
     for template in columns.rounds:
         parts = (*pictures, _filled(template, record, strict=True))
         turns += [Message("assistant"), Message("user", parts[-1:])] if turns else [Message("user", parts)]
     if side := columns.sides[label]:
-        cases.add(case, side, scenario=scenario.strip(), text=text, prompt=columns.before + text, image=picture,
-                  cluster=cluster, pair=pair, tags=tags, turns=tuple(turns))  # fmt: skip
+        cases.add(case, side, scenario=scenario.strip(), text=text, prompt=columns.before + text, cluster=cluster,
+                  image=next(iter(pictures), None), pair=pair, tags=tags, turns=tuple(turns))  # fmt: skip
 
 
 def _filled(template: str, record: Record, *, strict: bool = False) -> str:

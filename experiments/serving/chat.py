@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -25,10 +25,6 @@ from experiments.serving.requests import KEY, Question, read_question
 from experiments.serving.server import BadRequest
 from experiments.serving.web import Events, application, check_key, parsed_body
 from experiments.serving.worker import Job, Worker
-
-if TYPE_CHECKING:
-    from experiments.serving.decoding import Answer
-    from experiments.serving.server import BadRequest
 
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 

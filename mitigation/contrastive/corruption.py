@@ -37,12 +37,13 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.generation import pixel_inputs
+from interp.messages import as_seen
 from interp.module_map import ModuleMap, module_map_of
-from interp.prompt import check_numbers
+from interp.prompt import Prompt, check_numbers
 from mitigation.method import NOISE_STEPS, check_noise_step, check_seed
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
+    from interp.vlm import VLM
 
 
 GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row per image
@@ -210,8 +211,6 @@ def joins_rows(vlm: "VLM") -> bool:
 
     They cannot if an input grows on another axis, or has numbers that count through the batch (Molmo 2's pooling).
     """
-    from interp.prompt import Prompt
-
     if vlm.module_map.geometry != "unknown":
         return True
     if vlm not in _JOINS:
@@ -228,8 +227,6 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 def _alone(vlm: "VLM", size: tuple[int, int]) -> Shapes:
     """Return the shapes of the inputs with pixels of one picture of ``size``, encoded once."""
-    from interp.prompt import Prompt
-
     shapes = _ALONE.setdefault(vlm, {})
     if size not in shapes:
         inputs = vlm.inputs([Prompt("?", Image.new("RGB", size))])
@@ -478,8 +475,6 @@ def diffused_picture(image: Image.Image, key: str, *, step: int, seed: int, side
     It is ``side`` pixels wide and high (None: its own size). Where a processor neither scales it nor normalises
     otherwise, this is ``diffuse_images`` of it, but for the clipping and the rounding.
     """
-    from interp.messages import as_seen
-
     image = as_seen(image)
     if side is not None:
         image = image.resize((side, side), Image.Resampling.BICUBIC)
@@ -499,8 +494,6 @@ def blind_inputs(vlm: "VLM", prompts: "Sequence[Prompt]", only: Sequence[int] = 
 
 def blurred(image: Image.Image) -> Image.Image:
     """Return the picture in RGB, blurred with a sigma of ``BLUR_SIGMA`` times its shorter side."""
-    from interp.messages import as_seen
-
     return as_seen(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
 
 
