@@ -71,8 +71,7 @@ class Prompt:
         """Store the turns of a conversation, or only text and picture if it is not more than these."""
         images = [image for turn in turns for image in turn.images]
         simple = len(turns) == 1 and turns[0].parts == (*images[:1], turns[0].text)
-        image = images[0] if images else None
-        vars(self).update(text=turns[-1].text, image=image, messages=() if simple else turns)
+        vars(self).update(text=turns[-1].text, image=next(iter(images), None), messages=() if simple else turns)
         return self
 
     def _read(self) -> tuple[Message, ...]:

@@ -7,7 +7,7 @@ cockroach?"). The request is then asked as before, without the picture. Nothing 
 torch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
@@ -100,10 +100,13 @@ class Verbalise:
         """
         if not isinstance(description, str):
             captions = (f"Picture {number}: {_sentences(text)}" for number, text in enumerate(description, 1))
-            written = captioned(prompt, captions, picture=self.picture)
-            return Judged(
-                written, {REQUEST: prompt.request or prompt.text, RESOLVED: "in place", QUESTION: written.text}
-            )
+            turns = []
+            for turn in prompt.turns:  # a caption after each picture, or in its place
+                pairs = [(p,) if isinstance(p, str) else (p, next(captions))[not self.picture :] for p in turn.parts]
+                turns.append(replace(turn, parts=tuple(chain(*pairs))))
+            written = prompt.with_turns(turns)
+            steps = {REQUEST: prompt.request or prompt.text, RESOLVED: "in place", QUESTION: written.text}
+            return Judged(written, steps)
         parts = reference_resolution.parts(prompt.text, prompt.request)
         request, how, before = parts.request, "", ""
         thing = reference_resolution.phrase(description)
@@ -161,15 +164,6 @@ class Judged:
 
     prompt: "Prompt"
     steps: Mapping[str, str]
-
-
-def captioned(prompt: "Prompt", captions: Iterator[str], *, picture: bool) -> "Prompt":
-    """Return the prompt with a caption after each picture, or without ``picture`` in its place."""
-    turns = []
-    for turn in prompt.turns:
-        parts = [(part,) if isinstance(part, str) else (part, next(captions))[not picture :] for part in turn.parts]
-        turns.append(replace(turn, parts=tuple(chain(*parts))))
-    return prompt.with_turns(turns)
 
 
 def _sentences(description: str) -> str:

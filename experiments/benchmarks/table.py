@@ -16,10 +16,9 @@ from typing import Any, get_args
 from experiments.benchmarks.images import cell_picture, described
 from experiments.benchmarks.mmsafeaware import PREFIX
 from experiments.benchmarks.rows import ENDINGS, Rows, Unfit, json_cell, read_file
-from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
+from experiments.types import Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
-from interp.messages import Message
-from interp.messages import read as read_messages
+from interp.messages import Message, read
 
 FURTHER = ("image_2", "image_3", "image_4")
 COLUMNS = ("id", "image", *FURTHER, "messages", "text", "label", "pair", "cluster", "template", "subset", "prompt",
@@ -208,7 +207,7 @@ class Table:
             Unfit: a cell holds a value of a kind that cannot be meant.
         """
         identity, prompt = _word(cells, "id"), _prose(cells, "prompt")
-        turns = () if cells["messages"] is None else _turns(cells["messages"], identity, root, self.option)
+        turns = () if not root or cells["messages"] is None else _turns(cells["messages"], identity, root, self.option)
         text = _prose(cells, "text") or prompt or (turns[-1].text if turns else "")
         label = _word(cells, "label").strip()
         if label in get_args(Gold) and label not in LABELS[self.reads]:  # "no": that it is unsafe, or not harmful?
@@ -322,19 +321,16 @@ def _text(value: Any, name: str, kind: str) -> str:
     return value or ""
 
 
-def _turns(value: Any, case: str, root: Path | None, option: str) -> tuple[Message, ...]:
+def _turns(value: Any, case: str, root: Path, option: str) -> tuple[Message, ...]:
     """Return the turns that a cell's messages are (``interp.messages``), with pictures by path.
 
     Raises:
         Unfit: they are no JSON or no conversation that a case can be.
     """
 
-    def picture(part: Mapping[str, Any]) -> Path | Drawable:
-        assert root is not None
-        return cell_picture(part.get("image", part.get("path")), case, root, option)
-
     try:
-        system, turns, answer = read_messages(json_cell(value, "messages"), picture)
+        system, turns, answer = read(json_cell(value, "messages"), lambda part: cell_picture(
+            part.get("image") or part.get("path"), case, root, option))  # fmt: skip
     except UserError as error:
         raise Unfit(str(error) if str(error).startswith("messages") else f"messages: {error}") from error
     if answer is not None:
