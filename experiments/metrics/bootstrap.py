@@ -316,7 +316,7 @@ def unit_sums(values: Float[np.ndarray, "row ..."], unit: Int[np.ndarray, " row"
 def ratios(
     top: Float[np.ndarray, "unit ratio"], bottom: Float[np.ndarray, " unit"], *, seed: int, draws: int = RATIO_DRAWS
 ) -> list[dict[str, Any]]:
-    """Return Σ ``top`` / Σ ``bottom`` over two or more units, with intervals that hold for all ratios at once.
+    """Return Σ ``top`` / Σ ``bottom`` over units, with intervals that hold for all ratios at once.
 
     Returns:
         For each ratio ``value``, ``low``, ``high``, ``clusters`` (the units) and ``power``, the chance that the
@@ -327,14 +327,14 @@ def ratios(
     units = len(bottom)
     value = ratio(top.sum(0), np.full(top.shape[1], bottom.sum()))
     rest = top - bottom[:, None] * value
-    error = np.sqrt(units / (units - 1) * (rest**2).sum(0)) / abs(bottom.sum())
+    error = np.sqrt(units / max(units - 1, 1) * (rest**2).sum(0)) / abs(bottom.sum())
     picked = ClusterBootstrap.from_codes(np.arange(units), draws=draws, seed=seed).multiplicity.astype(float)
     total = (picked @ bottom)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         off = (picked @ rest) / total
         crossed, squared = picked @ (rest * bottom[:, None]), (picked @ bottom**2)[:, None]
         squares = picked @ rest**2 - 2 * off * crossed + off**2 * squared
-        away = np.abs(off) / (np.sqrt(units / (units - 1) * np.maximum(squares, 0)) / np.abs(total))
+        away = np.abs(off) / (np.sqrt(units / max(units - 1, 1) * np.maximum(squares, 0)) / np.abs(total))
     away[np.abs(off) <= 1e-12] = 0.0  # a ratio without any spread (an inert part)
     largest = np.nan_to_num(away, nan=np.inf).max(axis=1, initial=0.0)
     reach = float(np.quantile(largest, CONFIDENCE, method="higher"))

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 NAME = "conversation_causes"
 TITLE = "Which turn, which picture?"
 CONTROL = "same label"  # the rule of rows whose part comes from another conversation with the same label
-LEAST = 2  # clusters of a form, below which nothing is measured
 unit("conversation_gap", 2)
 
 Begin = Callable[[list["Prompt"]], list["Prompt"]]
@@ -75,7 +74,7 @@ class ConversationCauses:
     def _pairs(self, samples: Sequence[Sample], run: Run) -> list[tuple[Sample, Sample]]:
         """Return (unsafe, safe) conversations."""
         pairs = [(samples[unsafe], samples[safe]) for safe, unsafe in named_pairs(samples)]
-        if len(pairs) < LEAST:
+        if len(pairs) < 2:
             raise UserError(
                 f"benchmark {run.benchmark.name} has {len(pairs)} pairs of a safe and an unsafe conversation; the "
                 "study exchanges their parts; take one with pairs, such as iconworld with split=conversations"
@@ -127,8 +126,6 @@ def causes(
     forms = {form: [each for each in members if each.safe.parts == members[0].safe.parts]
              for form, members in forms.items() if form}  # fmt: skip
     absent, questions = len(pairs) - sum(map(len, forms.values())), Questions()
-    small = {form: len(members) for form, members in forms.items() if len({each.cluster for each in members}) < LEAST}
-    forms = {form: members for form, members in forms.items() if form not in small}
     summed = partial(ratios, seed=seed, draws=draws)
     rows = [each for form, members in forms.items() for each in _of_form(vlm, form, members, seed, summed)]
     with questions.guarded("attention"):  # what begins the answers is found once: it asks the model
@@ -136,7 +133,7 @@ def causes(
         for form, members in forms.items():
             clusters = [twins.cluster for twins in members for _ in twins[:2]]
             rows += _attention(vlm, form, [next(begun) for _ in clusters], clusters, summed)
-    details = {"forms": list(forms), "unlike": absent, "small": small}
+    details = {"forms": list(forms), "unlike": absent}
     return details | {"attention": questions.unanswered.get("attention", "")}, rows
 
 

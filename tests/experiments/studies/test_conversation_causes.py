@@ -70,6 +70,12 @@ def test_nothing_is_shared_out_where_twins_do_not_differ_for_the_model():
     assert details["unlike"] == 0
 
 
+def test_one_pair_is_too_few():
+    _, results = measured(planted(), pictures()[:1])
+    assert results.get("", "conversation_gap", subset="image:1 + image:2").claim == "too few cases"
+    assert not results.select(quantity="conversation_share")
+
+
 def test_parts_are_exchanged_in_their_places():
     one, other = turns()[0][:2]
     assert one.parts == {"image:1": [(0, 0)], "user:1": [(0, 1)], "assistant:1": [(1, 0)], "user:2": [(2, 0)]}
