@@ -110,9 +110,7 @@ class Sample:
     @property
     def images(self) -> "tuple[Path | Drawable, ...]":
         """All pictures in their order."""
-        if self.turns:
-            return tuple(image for turn in self.turns for image in turn.images)
-        return () if self.image is None else (self.image,)
+        return tuple(image for turn in self.turns for image in turn.images) or tuple(filter(None, [self.image]))
 
     @property
     def described(self) -> str:
