@@ -1,4 +1,7 @@
-"""The questions of a study: if a question cannot be answered, one sentence says why, and the other questions go on."""
+"""What studies share: how they start on the baseline, what they check first, and their questions.
+
+If a question cannot be answered, one sentence says why, and the other questions go on.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
