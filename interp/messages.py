@@ -96,6 +96,7 @@ def _eight_bits(image: Image.Image) -> "np.ndarray[tuple[int, int], np.dtype[np.
     return np.nan_to_num(grey).clip(0, 255).round().astype(np.uint8)
 
 
+ReadPicture = Callable[[Mapping[str, Any]], Any]
 Place = tuple[int, int]
 """A turn and a part of it, both counted from 0."""
 
@@ -157,12 +158,13 @@ class Message:
 
 
 def read(
-    messages: Sequence[Mapping[str, Any]], picture: Callable[[Mapping[str, Any]], Any] | None = None
+    messages: Sequence[Mapping[str, Any]], picture: ReadPicture | None = None, *, begun: bool = False
 ) -> tuple[str | None, tuple[Message, ...], str | None]:
     """Return the system text, the turns, and how the answer begins; None if it does not, as without a system text.
 
     Messages have ``role`` and ``content`` (a text, or a list of texts and pictures). ``picture`` makes a picture of a
-    part of the type image or image_url, or gives None. By default the part must have one.
+    part of the type image or image_url, or gives None. By default the part must have one. If ``begun``, an assistant's
+    message at the end is how the answer begins.
 
     Raises:
         UserError: not such messages; no user's turn at the end; two turns of one role in a row; a picture in a turn
@@ -172,7 +174,7 @@ def read(
         raise UserError(f"messages is a {type(messages).__name__}; give a list of role and content, as in a chat")
     turns = [_message(message, number, picture or _seen_in) for number, message in enumerate(messages, 1)]
     system = turns.pop(0).text if turns and turns[0].role == "system" else None
-    answer = turns.pop().text if turns and turns[-1].role == "assistant" else None
+    answer = turns.pop().text if begun and turns and turns[-1].role == "assistant" else None
     for number, (turn, role) in enumerate(zip(turns, cycle(("user", "assistant"))), 1 + (system is not None)):
         if turn.role != role:
             raise UserError(
@@ -180,11 +182,11 @@ def read(
                 "assistant take turns; join messages of the same role into one"
             )
     if len(turns) % 2 == 0:
-        raise UserError("messages: there is no message of the user at the end; add the question")
+        raise UserError(f"messages: there is no message of the user at the end, after {len(turns)} others; add it")
     return system, tuple(turns), answer
 
 
-def _message(message: Any, number: int, picture: Callable[[Mapping[str, Any]], Any]) -> Message:
+def _message(message: Any, number: int, picture: ReadPicture) -> Message:
     role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
     if role not in ("system", "user", "assistant") or not isinstance(content, str | list | tuple):
         raise UserError(
@@ -201,7 +203,7 @@ def _message(message: Any, number: int, picture: Callable[[Mapping[str, Any]], A
     return turn
 
 
-def _part(part: Any, number: int, picture: Callable[[Mapping[str, Any]], Any]) -> Any:
+def _part(part: Any, number: int, picture: ReadPicture) -> Any:
     if isinstance(part, Mapping):
         kind, text = part.get("type"), part.get("text")
         if kind == "text" and isinstance(text, str) and part.get("image", part.get("image_url")) is None:

@@ -329,12 +329,10 @@ def _turns(value: Any, case: str, root: Path, option: str) -> tuple[Message, ...
     """
 
     try:
-        system, turns, answer = read(json_cell(value, "messages"), lambda part: cell_picture(
+        system, turns, _ = read(json_cell(value, "messages"), lambda part: cell_picture(
             part.get("image") or part.get("path"), case, root, option))  # fmt: skip
     except UserError as error:
         raise Unfit(str(error) if str(error).startswith("messages") else f"messages: {error}") from error
-    if answer is not None:
-        raise Unfit("messages: the last message is by 'assistant'; a case ends with a turn of the user")
     if system is not None:
         raise Unfit("messages: a system text is set by an arm (method=safety_prompt); leave it out of the case")
     return turns

@@ -157,11 +157,9 @@ def _prompt(messages: list[_Message], most_pixels: int) -> Prompt:
         return read_picture(str((part.get("image_url") or {}).get("url")), most_pixels)
 
     try:
-        system, turns, answer = read([message.model_dump(exclude_none=True) for message in messages], picture)
+        system, turns, _ = read([message.model_dump(exclude_none=True) for message in messages], picture)
     except UserError as error:
         raise error if isinstance(error, BadRequest) else BadRequest(str(error), FIELD) from None
-    if answer is not None:
-        raise BadRequest("the last turn is by 'assistant'; a request ends with a turn of the user", FIELD)
     turns = tuple(t if len(t.images) > 1 else replace(t, parts=(*t.images, t.text)) for t in turns)
     prompt = Prompt(system=system).with_turns(turns)
     if not prompt.text.strip():

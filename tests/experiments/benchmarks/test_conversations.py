@@ -80,7 +80,7 @@ BAD = {
     "no JSON": ("[{", "messages: is not JSON"),
     "no conversation": ([], "there is no message of the user"),  # as interp refuses it; a prompt has further mistakes
     "a system text": ([{"role": "system", "content": "Be safe."}, *chat()], "a system text is set by an arm"),
-    "answer at the end": (chat()[:2], "the last message is by 'assistant'"),
+    "answer at the end": (chat()[:2], "there is no message of the user at the end"),
     "no file": ([{"role": "user", "content": [{"type": "image", "image": "9.png"}]}], "9.png"),
     "outside": ([{"role": "user", "content": [{"type": "image", "image": "../x"}]}], "outside"),
 }
