@@ -123,10 +123,13 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
     """Read what ``save_directions`` wrote, in the same order.
 
     Raises:
-        UserError: the file has no directions, or directions of a model with other weights or another width.
+        UserError: the file has no directions, is of another version, or of a model with other weights or another width.
     """
     read = read_tensors(path, KIND)
-    result = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
+    try:
+        result = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: no directions can be read of another version ({error}); learn them again") from error
     check_model(vlm, read)
     return result
 

@@ -74,10 +74,13 @@ def test_a_file_gives_back_what_was_saved(vlm: VLM, tmp_path: Path) -> None:
             assert getattr(after, name) == getattr(before, name)
 
 
-@pytest.mark.parametrize("content", [b"", b"12345678" * 4, None])
+@pytest.mark.parametrize("content", [b"", b"12345678" * 4, b"older", None])
 def test_a_file_of_something_else_is_refused(vlm: VLM, tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "directions.safetensors"
-    if content is not None:
+    if content == b"older":
+        save(path, [fit(states())], vlm=vlm)
+        path.write_bytes(path.read_bytes().replace(b"position", b"location"))
+    elif content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match="no directions can be read"):
         load_directions(path, vlm=vlm)
