@@ -288,7 +288,7 @@ class Generation:
     ``texts`` have no special tokens and no surrounding whitespace; of a model that thinks first they are its answers,
     ``thoughts`` what stands before them (``interp.thoughts``; "" where nothing does) and ``thought_tokens`` how many.
     ``token_ids`` are the generated ids, end token included. ``margins`` are logit(Yes) − logit(No) at the verdict,
-    float32 on the CPU, read from the scores that it was chosen from (``interp.generation``; NaN if there are none).
+    float32 on the CPU, read from the scores that it was chosen from (``VerdictScores``; NaN if there are none).
     ``verdict_steps`` are the numbers of tokens before the verdicts (None: there is none); None if every verdict is the
     first token. ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.

@@ -158,13 +158,13 @@ class Message:
 
 
 def read(
-    messages: Sequence[Mapping[str, Any]], picture: ReadPicture | None = None, *, begun: bool = False
+    messages: Sequence[Mapping[str, Any]], picture: ReadPicture | None = None, *, answer_prefix: bool = False
 ) -> tuple[str | None, tuple[Message, ...], str | None]:
     """Return the system text, the turns, and how the answer begins; None if it does not, as without a system text.
 
     Messages have ``role`` and ``content`` (a text, or a list of texts and pictures). ``picture`` makes a picture of a
-    part of the type image or image_url, or gives None. By default the part must have one. If ``begun``, an assistant's
-    message at the end is how the answer begins.
+    part of the type image or image_url, or gives None. By default the part must have one. If ``answer_prefix``, an
+    assistant's message at the end is how the answer begins.
 
     Raises:
         UserError: not such messages; no user's turn at the end; two turns of one role in a row; a picture in a turn
@@ -174,7 +174,7 @@ def read(
         raise UserError(f"messages is a {type(messages).__name__}; give a list of role and content, as in a chat")
     turns = [_message(message, number, picture or _seen_in) for number, message in enumerate(messages, 1)]
     system = turns.pop(0).text if turns and turns[0].role == "system" else None
-    answer = turns.pop().text if begun and turns and turns[-1].role == "assistant" else None
+    answer = turns.pop().text if answer_prefix and turns and turns[-1].role == "assistant" else None
     for number, (turn, role) in enumerate(zip(turns, cycle(("user", "assistant"))), 1 + (system is not None)):
         if turn.role != role:
             raise UserError(

@@ -78,7 +78,7 @@ class Prompt:
         """Return the turns of messages in the chat format, and store the system text and the begun answer."""
         if self.text or self.image is not None:
             raise UserError("Prompt: messages next to text or image; the messages have both; leave text and image out")
-        system, turns, answer = read(self.messages, begun=True)
+        system, turns, answer = read(self.messages, answer_prefix=True)
         if self.system is not None and system is not None:
             raise UserError("Prompt: system next to messages with a system text; leave one of them out")
         begun = (answer, *self.answer_prefix) if answer else self.answer_prefix

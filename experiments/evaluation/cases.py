@@ -146,7 +146,7 @@ def by_prefill(arms: Mapping[str, Any]) -> list[str]:
 def prompt_of(sample: Sample, pictures: Sequence[Image.Image]) -> "Prompt":
     """Return what a study asks of a case, with its pictures opened.
 
-    A turn whose answer the model has yet to give stays empty (``experiments.evaluation.cases``).
+    A turn whose answer the model has yet to give stays empty (``rolled_out`` fills it).
     """
     from interp.prompt import Prompt
 

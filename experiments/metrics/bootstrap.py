@@ -326,20 +326,23 @@ def ratios(
     top, bottom = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
     units = len(bottom)
     value = ratio(top.sum(0), np.full(top.shape[1], bottom.sum()))
+    only_values = [{"value": float(v), "low": None, "high": None, "clusters": units, "power": None} for v in value]
+    if units < FEWEST:
+        return only_values
     rest = top - bottom[:, None] * value
-    error = np.sqrt(units / max(units - 1, 1) * (rest**2).sum(0)) / abs(bottom.sum())
+    error = np.sqrt(units / (units - 1) * (rest**2).sum(0)) / abs(bottom.sum())
     picked = ClusterBootstrap.from_codes(np.arange(units), draws=draws, seed=seed).multiplicity.astype(float)
     total = (picked @ bottom)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         off = (picked @ rest) / total
         crossed, squared = picked @ (rest * bottom[:, None]), (picked @ bottom**2)[:, None]
         squares = picked @ rest**2 - 2 * off * crossed + off**2 * squared
-        away = np.abs(off) / (np.sqrt(units / max(units - 1, 1) * np.maximum(squares, 0)) / np.abs(total))
+        away = np.abs(off) / (np.sqrt(units / (units - 1) * np.maximum(squares, 0)) / np.abs(total))
     away[np.abs(off) <= 1e-12] = 0.0  # a ratio without any spread (an inert part)
     largest = np.nan_to_num(away, nan=np.inf).max(axis=1, initial=0.0)
     reach = float(np.quantile(largest, CONFIDENCE, method="higher"))
-    if units < FEWEST or not np.isfinite(reach):
-        return [{"value": float(v), "low": None, "high": None, "clusters": units, "power": None} for v in value]
+    if not np.isfinite(reach):
+        return only_values
     power = nct.sf(reach, units - 1, np.minimum(FIFTH / np.maximum(error, 1e-12), FAR))
     columns = np.stack([value, value - reach * error, value + reach * error, power]).T.tolist()
     return [dict(zip(("value", "low", "high", "power"), line, strict=True), clusters=units) for line in columns]

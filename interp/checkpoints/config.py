@@ -53,7 +53,7 @@ class ModelConfig:
     ``min_pixels`` and ``max_pixels`` limit the area of pictures (height × width) in families that keep a picture's
     native resolution; None keeps the checkpoint's.
 
-    ``force`` loads it also where its weights and one prompt seem not to fit (``interp.checkpoints.config``).
+    ``force`` loads it also where its weights and one prompt seem not to fit (``check_room``).
 
     For people to read: ``family`` (the name of its row in the contract table), ``licence`` (of the weights), ``gated``
     (whether the hub asks for a login) and ``memory_gib`` (of the weights in bfloat16). ``memory_gib`` is also used if

@@ -4,7 +4,7 @@ Diffusion noise is added to the normalised pixels, by the published schedule (Le
 equation 2, and its code). The other kinds change the picture before preprocessing and keep its size, so that tiling
 does not change. A case's distorted picture depends only on its own picture, its key and the seed, not on its batch.
 
-Families lay out ``pixel_values`` in five ways. Each converts to pictures and back, and has the rows of each prompt:
+This module finds the pictures and the rows of each prompt in ``pixel_values``. Families lay them out in five ways:
 
 - one row per picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP)
 - one row per picture with a second axis of tiles (LLaVA-NeXT, Idefics3, SmolVLM; IDEFICS, with one tile)
@@ -322,7 +322,7 @@ def diffuse_images(
     ``pixel_values`` is not an image (Qwen, InternVL).
 
     Raises:
-        UserError: as ``mitigation.contrastive.corruption.pictures_of``, and for a step or seed out of range.
+        UserError: as ``pictures_of``, and for a step or seed out of range.
     """
     pictures = pictures_of(inputs, len(keys), model=model)
     noised = [
@@ -344,7 +344,7 @@ def diffuse_prompts(
     """Return ``encoded = vlm.encode(prompts)`` with every picture diffused to ``step``, in every family.
 
     ``only`` are the numbers of the pictures to diffuse, from 1; empty: all. If it is not known how pictures are packed,
-    that is measured (``mitigation.contrastive.corruption``).
+    that is measured (last paragraph of the module's docstring).
 
     Raises:
         UserError: as ``diffuse_images``, or pictures that cannot be told apart.

@@ -158,11 +158,8 @@ def estimated(run: Run, every: Sequence[Sample], gpu_gib: float | None) -> dict[
     }  # fmt: skip
     counts, batch, longest = cases_by_arm(run, every), largest_of(batches), max(each.columns for each in batches)
     for arm, method in arms.items():
-        work, count, (batch_rows, peak) = (
-            abilities(method).work,
-            counts[arm],
-            fit(method, batch, vlm, usable, new_tokens),
-        )
+        work, count = abilities(method).work, counts[arm]
+        batch_rows, peak = fit(method, batch, vlm, usable, new_tokens)
         prompts, tokens = count * work.prompts, count * (new_tokens + work.step_tokens)
         row = {"arm": arm, "prompts": prompts, "tokens": tokens, "peak GiB": peak / GIB}
         row |= {"rows that fit": batch_rows, "of": fit(method, batch, vlm, 2**60, new_tokens)[0]}
